@@ -354,9 +354,10 @@ class LightningStep:
         # Number of the first batch of the step that is run again.
         self._first = 0
 
-    def begin(self) -> None:
+    def begin(self) -> bool:
         """Note the number of the batch that begins."""
         self._first = self._trainer.fit_loop.epoch_loop.batch_idx
+        return True
 
     @property
     def module(self) -> Any:

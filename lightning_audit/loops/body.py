@@ -242,9 +242,10 @@ class LoopStep:
         # The names of the frame before the step; None unless it will be run again.
         self._held: dict[str, Any] | None = None
 
-    def begin(self) -> None:
-        """Keep the names of the frame in which the step begins."""
+    def begin(self) -> bool:
+        """Keep the names of the frame in which the step begins; return whether it is known."""
         self._held = None if self._frame is None else dict(self._frame.f_locals)
+        return self._held is not None or self.function is not None
 
     def fetched(self, frame: Any) -> None:
         """Take the body of the loop that fetched a batch."""

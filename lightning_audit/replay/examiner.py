@@ -509,8 +509,12 @@ class UserStep(Protocol):
     def roots(self) -> list[object]:
         """Return the objects that a step may change."""
 
-    def begin(self) -> None:
-        """Note the place in the training at which a step that will be run again begins."""
+    def begin(self) -> bool:
+        """Note the place in the training at which a step that will be run again begins.
+
+        Returns:
+            Whether `roots` has all that the step may change, as it is before the step.
+        """
 
     def source(self) -> BatchSource:
         """Return the way from records to the batch that a step gets."""

@@ -128,9 +128,10 @@ class Examinations:
         user = self._user
         if user is None or self.watch is not None or steps + 1 < self.schedule.due:
             return
-        user.begin()
-        first = not self._log.steps or may_fork(user.module.parameters())
-        self._before = state_before(user) if first else None
+        self._before = None
+        if self.schedule.next_questions(time.perf_counter()) and user.begin():
+            first = not self._log.steps or may_fork(user.module.parameters())
+            self._before = state_before(user) if first else None
 
     def _cannot(self) -> bool:
         """Return whether the user's step cannot be run again, which a PASS lacks then."""

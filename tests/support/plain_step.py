@@ -58,8 +58,9 @@ class PlainStep:
         self.optimizers = [optimizer]
         self.held: list[object] = []
 
-    def begin(self) -> None:
+    def begin(self) -> bool:
         """Nothing to note."""
+        return True
 
     def source(self) -> BatchSource:
         """No loader: batches are made by hand."""
