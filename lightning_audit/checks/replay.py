@@ -530,6 +530,9 @@ COUPLING = Check(
 )
 
 
+#: Where records meet if the step reads others than those of its batch.
+THE_STEP = "the step itself"
+
 #: Relative change of a gradient above which it depends on other records. Batches of one shape are
 #: computed in the same way row by row, so correct trainings show 0, or rounding if shapes depend on
 #: the data: at most a few hundred units in the last place of float32, or about twenty of TF32
@@ -553,7 +556,6 @@ class Coupling:
         step: step at which a gradient changed by more than the tolerance; None if none did.
         reason: why a batch could not be compared; empty if all could.
         where: the code before the step in which records meet; empty if they meet in the step.
-        finding: what was found there.
         before: why it could not be tested whether they meet there; empty if it was.
     """
 
@@ -562,7 +564,6 @@ class Coupling:
     step: int | None = None
     reason: str = ""
     where: str = ""
-    finding: str = ""
     before: str = ""
 
     def take(self, step: int, answer: Answer) -> None:
@@ -572,7 +573,7 @@ class Coupling:
         self.before = answer.before
         if answer.findings and self.step is None:
             self.step, self.change = step, answer.findings[0].rounded
-            self.where, self.finding = answer.where, answer.findings[0].name
+            self.where = answer.where
 
     def result(self, off: str = "") -> CheckResult:
         """Return the result of `coupling`.
@@ -589,16 +590,22 @@ class Coupling:
         }
         if self.before:
             evidence["before"] = self.before
+        size = "" if self.change is None else f" by {self.change:g} of its norm"
         if self.where:
+            met = (
+                f"{self.where} reads records that are not in its batch"
+                if self.where == THE_STEP
+                else f"records meet before training_step, in {self.where}: a record's gradient "
+                f"changed{size} with the other records of its batch"
+            )
             return COUPLING.judged(
                 {**evidence, "where": self.where},
                 COUPLING.fine,
-                f"records meet before training_step ({self.finding}), so that one record changes "
-                "the gradients of others, which clipping does not bound",
+                f"{met}, so that one record changes the gradients of others, which clipping does "
+                "not bound",
                 "mask what was padded, or pad all batches to one length; mix, pack and standardize "
                 "within a record; train on the records of the batch alone",
             )
-        size = "" if self.change is None else f" by {self.change:g} of its norm"
         return COUPLING.judged(
             evidence,
             COUPLING.fine,

@@ -32,7 +32,7 @@ from torch.utils import _pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from lightning_audit.canaries.inputs import rows
-from lightning_audit.checks.replay import Answer
+from lightning_audit.checks.replay import THE_STEP, Answer
 from lightning_audit.checks.replay_findings import Finding
 from lightning_audit.files import nearby
 from lightning_audit.hooks.boundary import raised_in_audit
@@ -321,7 +321,7 @@ class _Test:
             return _found("a record among others, by", change, self._tolerated, place)
         judged = self._without(keys)
         if judged.tells and judged.far > self._far:
-            return _found("a batch without a record, by", judged.far, 1.0, place)
+            return _found("a batch without a record, by", math.inf, 1.0, place)
         raise _NotAsked(_MET.format(place=place))
 
     def _change(self, copies: _Made, mixed: _Made, kept: list[int], seed: int) -> float | None:
@@ -382,7 +382,7 @@ class _Test:
             other = self._replay.run(self._batches, seed)
         if other.error or equal_releases(usual, other):
             return None
-        return _found("records that are not in the batch, read by", math.inf, 0, "the step itself")
+        return _found("records that are not in the batch, read by", math.inf, 0, THE_STEP)
 
 
 def _found(name: str, size: float, allowed: float, place: str) -> Answer:

@@ -615,6 +615,24 @@ OF_THE_TRAINING = (
         named="records_coupled",
     ),
     Fault(
+        "padded_to_the_longest",
+        "texts are padded to the longest of their batch, and the padding is not masked, so that "
+        "one record changes the gradients of the others by its length",
+        "text examples of Opacus 1.6",
+        "coupling",
+        training=trainings.PaddedTexts,
+        audit={"examinations": 3},
+        named="records_coupled",
+    ),
+    Fault(
+        "norm_of_the_first_batch",
+        "the clipping norm is calibrated on the first batch, without noise",
+        "training scripts",
+        training=trainings.NormOfTheFirstBatch,
+        audit={"examinations": 3},
+        named="more_than_the_release",
+    ),
+    Fault(
         "accumulated_ghost_clipping",
         "ghost clipping drops all but the last of the batches that Lightning accumulates",
         '`accumulate_grad_batches` with `grad_sample_mode="ghost"`',

@@ -21,7 +21,7 @@ from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from lightning_audit.dpsgd.hand_over import per_sample, released
@@ -775,6 +775,45 @@ class PackedSequences(Training):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.net = _Recurrent()
+
+
+class PaddedTexts(Training):
+    """Texts that are padded to the longest one of their batch, and averaged with the padding."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.net = _Pooled()
+
+    def plain_loader(self) -> DataLoader[Any]:
+        """Return sequential batches of padded texts."""
+        return DataLoader(self.data, BATCH_SIZE, collate_fn=padded)
+
+
+def padded(items: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cut features to lengths of their own, and pad them to the longest one."""
+    texts = [x[: 1 + int(100.0 * x.abs().sum()) % WIDTH] for x, _ in items]
+    return pad_sequence(texts, batch_first=True), torch.stack([y for _, y in items])
+
+
+class _Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Linear(1, HIDDEN), nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.words(x.unsqueeze(-1)).relu().mean(1))
+        return scores
+
+
+class NormOfTheFirstBatch(Training):
+    """The clipping norm is calibrated on the first batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Calibrate the norm once."""
+        optimizer: Any = self.optimizers().optimizer  # type: ignore[attr-defined]
+        if not hasattr(self, "calibrated"):
+            self.calibrated = optimizer.max_grad_norm = float(batch[0].norm(dim=1).median()) / 4.0
+        return super().training_step(batch, batch_idx)
 
 
 class _Recurrent(nn.Module):
