@@ -422,7 +422,8 @@ class StepReplay:
         # Unit release and its norm for each seed; releases that are other multiples of it, or none.
         self._lines, self._multiples, self._others = dict[int, tuple[torch.Tensor, float]](), 0, 0
         # Whether the step formed per-sample gradients of all tensors.
-        self._forms_rows = False
+        held = [getattr(p, "grad_sample", None) for p in step.params]
+        self._forms_rows = all(isinstance(each, torch.Tensor | list) for each in held)
         #: Number of replayed steps, and the CPU seconds of the fastest one on the step's own
         #: records.
         self.steps, self.step_seconds = 0, float("inf")
