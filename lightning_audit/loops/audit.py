@@ -244,6 +244,8 @@ class Audit:
             run.go_on_in_its_directory()
         self._watch_loader(run)
         run.start(loop.info(count))
+        own = lambda: loop.loader  # noqa: E731
+        run.fence.begin(loop.root, own, trains=self._trains)
         self._follow(run)
         run.note_settings()
         run.examinations.open_to(self._user)
@@ -331,6 +333,10 @@ class Audit:
         if own is None or not self._looks:
             return False
         return loader is own or (drawn_by(own) is not None and drawn_by(loader) is drawn_by(own))
+
+    def _trains(self, loader: Any) -> bool:
+        """Return whether a pass over a loader trains."""
+        return bool(self.follows(loader) and self._loop.model.training)
 
     @_guarded()
     def starts_pass(self, loader: Any) -> None:

@@ -128,8 +128,6 @@ def describe_examined(checks: Iterable[CheckResult]) -> str:
             reason = check.message.removeprefix("not asked: ")
             reasons.setdefault(reason, []).append(name.removeprefix("replay."))
     unseen = [f"{', '.join(names)} ({why})" for why, names in reasons.items()]
-    if any(check.evidence.get("between_epochs") for check in asked.values()):
-        unseen.append("what changes the weights between epochs")
     examined = "examined by replay: " + ", ".join(_OF[name] for name in asked)
     return "; ".join(
         [
