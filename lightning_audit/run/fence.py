@@ -56,7 +56,7 @@ class FenceLog(Kept):
     """What changed the weights outside of private steps, and decisions by raw metrics.
 
     Args:
-        told: sentences on changes that are not explained.
+        told: sentences on changes that are not explained, the first of each cause.
         waiting: the same on changes within steps, by what made them, until one is examined.
         monitors: sentences on decisions by metrics without noise.
         logged: names of what ``training_step`` logs.
@@ -65,7 +65,7 @@ class FenceLog(Kept):
 
     KEPT = ("told", "waiting", "monitors", "logged", "steps")
 
-    told: list[str] = field(default_factory=list)
+    told: dict[str, str] = field(default_factory=dict)
     waiting: dict[str, str] = field(default_factory=dict)
     monitors: list[str] = field(default_factory=list)
     logged: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ class FenceLog(Kept):
 
     def results(self) -> list[CheckResult]:
         """Return the results of the checks."""
-        changes = [*self.told, *self.waiting.values()]
+        changes = [*self.told.values(), *self.waiting.values()]
         found = [
             (FENCE_WEIGHTS, "changes", changes, "let no record reach weights outside of its step"),
             (FENCE_MONITORS, "monitors", self.monitors, "monitor records that are not trained on"),
@@ -186,14 +186,15 @@ class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with contextlib.suppress(Exception):  # tensors without memory
                 for each in _pytree.tree_leaves((args, kwargs)):
                     if type(each) is torch.Tensor:
-                        held: Any = StorageWeakRef(each.untyped_storage())  # type: ignore[no-untyped-call]
-                        self._note(*_place(each), held)
+                        self._note(*_place(each), each.untyped_storage())
         return op(*args, **(kwargs or {}))
 
     def _note(self, start: int, size: int, storage: Any) -> None:
         at = np.array([start])
+        # Memory that is torch's own may be another tensor's later; NumPy's has shorter storages.
+        held: Any = StorageWeakRef(storage) if storage.resizable() else None  # type: ignore[no-untyped-call]
         self.seen[start, size] = lambda records: (
-            size > 0 and not storage.expired() and records.lie_in(at, size)
+            size > 0 and not (held and held.expired()) and records.lie_in(at, size)
         )
 
     def loader(self, loader: Any) -> None:
@@ -472,8 +473,11 @@ class Fence:
             return
         if hook in _OF_STEP:
             self._look(name)
-        elif hook not in _OF_BATCH or not same_bits(self._now, self._entries.read()):
+        elif hook not in _OF_BATCH or not self._steps or self._moved():
             self._compare(name, last=hook in ("on_train_end", "on_fit_end"), trusted=trusted)
+
+    def _moved(self) -> bool:
+        return not same_bits(self._now, self._entries.read())
 
     # ------------------------------------------------------------------ steps
 
@@ -486,7 +490,7 @@ class Fence:
         self._compare()
         for told, reads in self._early:
             if any(read(self._records) for read in reads):
-                self._log.told.append(f"{told}, and training records had been read")
+                self._log.told.setdefault(told, f"{told}, and training records had been read")
         self._early, self._held, self._own, self._reads.seen = [], None, {}, {}
         self._open, self._ended = True, False
 
@@ -598,6 +602,8 @@ class Fence:
             trusted: see `watch`.
         """
         before, self._now = self._now, self._entries.read()
+        if self._held is None and same_bits(before, self._now):
+            return
         if self._held is None:
             held, now = (self._entries.by_name(entries) for entries in (before, self._now))
         else:
@@ -623,7 +629,8 @@ class Fence:
         if not why and any(n.startswith("buffer") and _holds_values(now[n]) for n in changed):
             why = "new values of buffers are not known to be made of released weights"
         if why:
-            self._log.told.append(f"{told} {'after the last step' if last else when}: {why}")
+            when = "after the last step" if last else when
+            self._log.told.setdefault(told, f"{told} {when}: {why}")
 
     def _why_not(self, pairs: Sequence[Pair], before: torch.Tensor, after: torch.Tensor) -> str:
         """Return why weights are not made of released ones; empty if they are.
