@@ -131,13 +131,10 @@ class Records:
             for item in value if short else [value]:
                 if isinstance(item, Dataset):
                     self._take(item, None)
-                elif isinstance(item, torch.Tensor | np.ndarray) and 0 not in (
-                    *item.shape,
-                    item.ndim,
-                ):
+                elif isinstance(item, torch.Tensor | np.ndarray) and item.ndim and len(item):
                     start, size = _place(item)
-                    own = np.arange(len(item)) if rows is None else rows
-                    self._places.append((start + own * (size // len(item)), size // len(item)))
+                    own, row = np.arange(len(item)) if rows is None else rows, size // len(item)
+                    self._places.append((start + own * row, row))
 
     def lie_in(self, starts: NDArray[np.int64], size: int) -> bool:
         """Return whether some records lie in one of the parts of memory of ``size`` bytes."""
@@ -154,10 +151,9 @@ class Records:
 
     def share(self, other: Records) -> bool:
         """Return whether some of the records are among others."""
-        given = [(data, rows) for data, rows in other.sets.values() if not isinstance(data, Subset)]
-        return any(self.give(*pair) for pair in given) or any(
-            self.lie_in(*place) for place in other._places
-        )
+        given = [pair for pair in other.sets.values() if not isinstance(pair[0], Subset)]
+        lie = (self.lie_in(*place) for place in other._places)
+        return any(self.give(*pair) for pair in given) or any(lie)
 
 
 def _place(value: Any) -> tuple[int, int]:
@@ -303,13 +299,16 @@ class Past:
         table[:, 1:] -= table[:, :1].copy()
         table /= np.maximum(np.linalg.norm(table, axis=0), 1e-300)
         fitted = np.arange(len(now)) % 4 != 0
+        if not np.isfinite(
+            [*table.sum(1), *now]
+        ).all():  # the training went astray in an earlier step
+            return _NOT_MADE
         found, *_ = np.linalg.lstsq(table[fitted], target[fitted], rcond=1e-10)
         gap = float(np.linalg.norm(target[~fitted]))
         rest = float(np.linalg.norm(target[~fitted] - table[~fitted] @ found))
         floor = _ROUNDING * torch.finfo(new.dtype).eps * float(np.linalg.norm(now))
-        return (
-            "" if fitted.any() and rest <= max(_CLOSE * gap, min(floor, 0.1 * gap)) else _NOT_MADE
-        )
+        fits = rest <= max(_CLOSE * gap, min(floor, 0.1 * gap))
+        return "" if fits and fitted.any() else _NOT_MADE
 
 
 _NOT_MADE = "the new weights are not made of released ones"
@@ -353,6 +352,8 @@ HOOKS = (
     *("on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end"),
     *("on_validation_end", "on_train_end", "on_fit_end", *_OF_STEP, *_OF_BATCH[1:]),
 )
+#: Steps after which only one in `_SELDOM` explained changes within steps are judged.
+_OFTEN, _SELDOM = 100, 8
 #: What changes weights within a step if no hook does.
 _STEP = "code of a step, outside of the optimizer's update,"
 
@@ -382,9 +383,10 @@ class Fence:
         # Entries at the last look; whether a step is open, its batch has ended, one was closed.
         self._now = torch.zeros(0)
         self._open = self._ended = self._stepped = False
-        # Changes within the open step, whether it was examined, and what examined steps changed.
+        # Changes within the open step, whether it was examined; by what made them, whether those of
+        # steps that were examined are not explained.
         self._changes: list[tuple[str, torch.Tensor, torch.Tensor]] = []
-        self._examined, self._covered = False, set[str]()
+        self._examined, self._covered = False, dict[str, bool]()
         #: Whether something new changes the weights within steps.
         self.news = False
         # All values at the last look outside of a step, and the last step's where they changed.
@@ -538,21 +540,29 @@ class Fence:
         if not self._open:
             return
         self._look(_STEP)
-        for name, before, after in self._changes:
-            if self._examined:
-                self._covered.add(name)
-                self._log.waiting.pop(name, None)
-            elif name not in self._covered and name not in self._log.waiting:
-                self.news = True
-                spans = self._entries.spans.values()
-                pairs = [(before[at], after[at]) for at in spans if (before != after)[at].any()]
-                if why := self._why_not(pairs, before, after):
-                    self._log.waiting[name] = (
-                        f"{name} changed {_parameters(len(pairs))} in step {self._log.steps}, and "
-                        f"no examined step had such a change: {why}"
-                    )
+        for change in self._changes:
+            self._judge_within(*change)
         self._past.add(self._now)
         self._changes, self._open, self._stepped, self._examined = [], False, True, False
+
+    def _judge_within(self, name: str, before: torch.Tensor, after: torch.Tensor) -> None:
+        """Judge a change within a step, unless an examined step had one that is not explained."""
+        seen, steps = self._covered.get(name), self._log.steps
+        if name in self._log.waiting and not self._examined:
+            return
+        if seen or (seen is not None and steps > _OFTEN and steps % _SELDOM):
+            return
+        spans = self._entries.spans.values()
+        pairs = [(before[at], after[at]) for at in spans if not same_bits(before[at], after[at])]
+        why = self._why_not(pairs, before, after)
+        if self._examined:
+            self._covered[name] = bool(why)
+            self._log.waiting.pop(name, None)
+            return
+        self.news |= seen is None
+        if why:
+            what = f"{name} changed {_parameters(len(pairs))} in step {steps}"
+            self._log.waiting[name] = f"{what}, and no examined step had such a change: {why}"
 
     # ------------------------------------------------------------------ between steps
 
@@ -653,7 +663,7 @@ class Fence:
         """Return the parameters that private optimizers train; before there are any, all."""
         assert self._module is not None
         own = {id(p) for session in self._sessions for p in session.step.params}
-        named = [(own_name(n), p) for n, p in self._module.named_parameters() if not is_lazy(p)]
+        named = [(own_name(n), p) for n, p in self._module.named_parameters() if _is_held(p)]
         return {name: p for name, p in named if id(p) in own or not own}
 
     def _values(self, held: Tensors) -> Tensors:
@@ -666,9 +676,11 @@ class Fence:
             for p, state in step.inner.state.items():
                 found |= {f"optimizer state {k} of {names.get(id(p))}": v for k, v in state.items()}
         return {
-            name: held[name] if name in held and _same(held[name], value) else _copy(value)
+            name: held[name]
+            if name in held and _same(held[name], value)
+            else value.detach().clone()
             for name, value in found.items()
-            if isinstance(value, torch.Tensor)
+            if isinstance(value, torch.Tensor) and _is_held(value)
         }
 
     def detach(self) -> None:
@@ -685,8 +697,9 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-def _copy(value: torch.Tensor) -> torch.Tensor:
-    return value.detach().clone()
+def _is_held(value: Any) -> bool:
+    """Return whether a tensor has values."""
+    return not is_lazy(value) and value.device.type != "meta"
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
