@@ -1,7 +1,6 @@
 """What changes weights outside of private steps is named, unless it is made of released weights."""
 
 import copy
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,14 @@ from plain_loops import Made, loss_of, made
 from pytorch_lightning.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from pytorch_lightning.callbacks import StochasticWeightAveraging as Swa
 from pytorch_lightning.callbacks.weight_averaging import EMAWeightAveraging
+from resume_support import RESUMING, StepwiseModule
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
 from trained import Validated, check
 from training_support import PrivateModule, mlp, random_data, trainer_for
 
 from lightning_audit import Allow, AuditReport, PrivacyAudit, attach
-from lightning_audit.run.fence import Entries, Past, Reads, Records, simply_changed
+from lightning_audit.run.fence import HOOKS, Entries, Past, Reads, Records, simply_changed
 
 # --- Trainings of three epochs of four steps.
 
@@ -371,16 +371,48 @@ def test_a_change_within_steps_is_left_to_the_replays_of_a_step_that_makes_it(tm
     assert changes(trained(tmp_path, module(), noisy, examinations=1, **given)) == ""
 
 
+class ClampsAndOnceMore(pl.Callback):
+    """Clamps in each step, and draws a bias again in one."""
+
+    @torch.no_grad()
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        for p in pl_module.net.parameters():
+            p.clamp_(-0.2, 0.2)
+        if trainer.global_step == 3:
+            [*pl_module.net.parameters()][-1].normal_()
+
+
+def test_an_examined_step_with_an_explained_change_does_not_excuse_another(tmp_path):
+    given = {"examinations": 1, "max_steps": 4, "max_epochs": None}
+    told = changes(trained(tmp_path, module(), ClampsAndOnceMore(), **given))
+    assert "on_train_batch_end of ClampsAndOnceMore changed" in told
+    assert "in step 3, and no examined step had such a change" in told
+
+
+@RESUMING
+def test_a_resumed_run_keeps_what_was_named(tmp_path):
+    again = LambdaCallback(on_train_epoch_end=new_head)
+    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1, examinations=0), again, max_steps=6)
+    trainer.fit(module(StepwiseModule))
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    audit = PrivacyAudit(seed=1, examinations=0)
+    resumed = trainer_for(tmp_path, audit, max_steps=10)
+    resumed.fit(module(StepwiseModule), ckpt_path=tmp_path / "saved.ckpt", weights_only=True)
+    assert "LambdaCallback changed 1 parameter after step 4" in changes(audit.report)
+    assert check(audit.report, "fence.weights").evidence == {"changes": 1}
+
+
+def test_no_hook_is_left(tmp_path):
+    owners = [DataLoader, TensorDataset, Dataset, pl.strategies.SingleDeviceStrategy]
+    before = [dict(vars(owner)) for owner in owners]
+    training, callback = module(Centers), Ema()
+    trained(tmp_path, training, callback)
+    assert [dict(vars(owner)) for owner in owners] == before
+    assert not {*vars(training), *vars(callback)} & {*HOOKS}
+
+
 def test_a_copy_or_a_pickle_of_the_module_in_a_hook_has_its_own_hooks(tmp_path):
     copies: list[Any] = []
-
-    class Copies(Counts):
-        def on_train_epoch_end(self) -> None:
-            super().on_train_epoch_end()
-            copies.append(copy.deepcopy(self.net))
-            copies.append(pickle.loads(pickle.dumps(self.on_train_epoch_end)))
-
-    assert changes(trained(tmp_path, module(Counts))) == ""
     training = module(Counts)
     fence = LambdaCallback(on_train_start=lambda _, pl: copies.append(copy.deepcopy(pl)))
     trained(tmp_path / "copied", training, fence)
