@@ -352,6 +352,7 @@ def fence_hooks(trainer: Any, module: Any, own: Any, fence: Fence) -> None:
                 trusted = type(owner).__module__ == where and where.endswith(_AVERAGE)
                 fence.watch(owner, hook, name, trusted=trusted)
     fence.watch(trainer.strategy, "validation_step", "the module")
+    fence.watch_loaders()
 
 
 def monitors(trainer: Any, own: str) -> list[tuple[str, str]]:

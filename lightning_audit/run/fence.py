@@ -371,12 +371,12 @@ class Fence:
         self._log, self._live, self._sessions = log, live, sessions
         self._module: torch.nn.Module | None = None
         self._loaders: Callable[[], Any] = lambda: None
-        self._trains: Callable[[Any], bool] = self._is_own
         self._monitors: Callable[[], Iterable[tuple[str, str]]] = lambda: ()
         self._validation: Callable[[], Any] = lambda: None
-        # Hooks, and how many of the user's run; what was read since the last step.
+        # Hooks, and how many of the user's run.
         self._handles, self._hooked, self._depth = Handles(), False, 0
-        self._reads = Reads()
+        #: What was read since the last step.
+        self.reads = Reads()
         # The steps that are watched, hooks on their optimizers, and what is read of their weights.
         self._steps, self._stepping = list[Any](), Handles()
         self._entries, self._past = Entries({}), Past(torch.zeros(0))
@@ -399,7 +399,6 @@ class Fence:
         self,
         module: torch.nn.Module,
         loaders: Callable[[], Any],
-        trains: Callable[[Any], bool] | None = None,
         monitors: Callable[[], Iterable[tuple[str, str]]] = lambda: (),
         validation: Callable[[], Any] = lambda: None,
     ) -> None:
@@ -408,13 +407,11 @@ class Fence:
         Args:
             module: with all weights.
             loaders: returns the training's loaders, None while they are unknown.
-            trains: returns whether a pass over a loader trains; None if that over ``loaders`` does.
             monitors: returns what decides by a metric, and the metric's name.
             validation: returns the loaders whose records the other metrics are computed from.
         """
-        self._module, self._loaders, self._trains = module, loaders, trains or self._is_own
+        self._module, self._loaders = module, loaders
         self._monitors, self._validation = monitors, validation
-        self._handles.append(MethodHook(DataLoader, "__iter__", self._iterates, shown=True))
         self._held = self._values({})
 
     @property
@@ -426,12 +423,15 @@ class Fence:
     def _records(self) -> Records:
         return Records(self._loaders())
 
-    def _is_own(self, loader: Any) -> bool:
-        return any(loader is each for each in _pytree.tree_leaves(self._loaders()))
+    def iterates(self, loader: Any) -> None:
+        """Note that a loader is iterated, unless this is the training's own pass."""
+        own = any(loader is each for each in _pytree.tree_leaves(self._loaders()))
+        if self.watches and (self._depth or not own):
+            self.reads.loader(loader)
 
-    def _iterates(self, loader: Any) -> None:
-        if self.watches and (self._depth or not self._trains(loader)):
-            self._reads.loader(loader)
+    def watch_loaders(self) -> None:
+        """Call `iterates` for each loader that is iterated."""
+        self._handles.append(MethodHook(DataLoader, "__iter__", self.iterates, shown=True))
 
     # ------------------------------------------------------------------ hooks
 
@@ -464,8 +464,8 @@ class Fence:
                 kinds = {type(d) for d, _ in self._records.sets.values() if isinstance(d, Dataset)}
                 for kind in kinds:
                     for give in {"__getitem__", "__getitems__"} & {*dir(kind)}:
-                        stack.callback(MethodHook(kind, give, self._reads.item, shown=True).remove)
-                stack.enter_context(self._reads)
+                        stack.callback(MethodHook(kind, give, self.reads.item, shown=True).remove)
+                stack.enter_context(self.reads)
             return stack.pop_all()
 
     def leaves(self, hook: str, name: str, trusted: bool) -> None:
@@ -493,7 +493,7 @@ class Fence:
         for told, reads in self._early:
             if any(read(self._records) for read in reads):
                 self._log.told.setdefault(told, f"{told}, and training records had been read")
-        self._early, self._held, self._own, self._reads.seen = [], None, {}, {}
+        self._early, self._held, self._own, self.reads.seen = [], None, {}, {}
         self._open, self._ended = True, False
 
     def _follow(self) -> None:
@@ -628,11 +628,11 @@ class Fence:
         what, step = _parameters(len(weights)) if weights else changed[0], self._log.steps
         told = f"{name} changed {what}" if name else f"{what} changed"
         if not self._stepped:
-            self._early.append((f"{told} before the first step", [*self._reads.seen.values()]))
+            self._early.append((f"{told} before the first step", [*self.reads.seen.values()]))
             return
         when = f"after step {step}" if name else f"between steps {step} and {step + 1}"
         why = ""
-        if any(read(self._records) for read in self._reads.seen.values()):
+        if any(read(self._records) for read in self.reads.seen.values()):
             why = "training records were read outside of the steps since the last one"
         elif weights and not trusted:
             why = self._why_not([(held[n], now[n]) for n in weights], before, self._now)
