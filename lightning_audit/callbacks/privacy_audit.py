@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +21,9 @@ from lightning_audit.callbacks.trainer import (
     LightningFrontEnd,
     LightningStep,
     ends_with_this_epoch,
+    fence_hooks,
     goes_on,
+    monitors,
     note_end,
     ranks_of,
     refuse_trainer,
@@ -249,6 +252,13 @@ class PrivacyAudit(AuditArguments, OneFit):
         run.take_directory(again=again)
         if again:
             run.keep(verified(self._kept), self._report)
+        run.fence.begin(
+            pl_module,
+            lambda: trainer.train_dataloader,
+            monitors=partial(monitors, trainer, self.log_prefix),
+            validation=lambda: trainer.val_dataloaders,
+        )
+        fence_hooks(trainer, pl_module, self, run.fence)
         if not run.ranks.several:  # each of several processes sees only its share of the records
             watch_loaders(trainer, run.ledger.watch)
 
@@ -292,6 +302,7 @@ class PrivacyAudit(AuditArguments, OneFit):
         run.examinations.open_to(LightningStep(trainer, pl_module, self))
         if join_batches(run.config.canaries, trainer.world_size, pl_module):
             show_batches(trainer, pl_module, run)
+        run.look_at_monitors()
         self._stopping.begin(LightningFrontEnd(trainer), run)
 
     @of_its_run(left)
@@ -370,6 +381,8 @@ class PrivacyAudit(AuditArguments, OneFit):
             run.take_up(training_info(trainer), trainer.optimizers)
             if run.report is None:
                 self._end(run, trainer)
+        else:
+            self._end_again(run, trainer)
         self._unhook(run)
         tell(run, self.on_violation, verbose=self.verbose)
 
@@ -389,6 +402,8 @@ class PrivacyAudit(AuditArguments, OneFit):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Remove all hooks and references to the training; the report is kept."""
         if stage == "fit" and self.serves(trainer) and self._run is not None:
+            if self._ended and self._end_again(self._run, trainer, "a hook on_fit_end or teardown"):
+                warn_of_end(self._run.report, self._run.files)
             self._close(trainer, pl_module)
 
     def _close(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -399,6 +414,13 @@ class PrivacyAudit(AuditArguments, OneFit):
         self._ended = True
         run.end(self._stopping.reason())
         send(run, trainer.loggers, trainer.global_step, f"{self.log_prefix}/report")
+
+    def _end_again(self, run: AuditRun, trainer: Trainer, name: str = "") -> bool:
+        """Write the report again if later hooks changed weights; return whether it was."""
+        again = run.end_again(name)
+        if again:
+            send(run, trainer.loggers, trainer.global_step, f"{self.log_prefix}/report")
+        return again
 
     def _release(self, *, meet: bool = False) -> None:
         """Release optimizers and files; keep the report and the state for a checkpoint."""

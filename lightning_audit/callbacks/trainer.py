@@ -31,6 +31,7 @@ from lightning_audit.replay.before_step import BatchSource
 from lightning_audit.report.text import progress
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.facts import FrontEnd, TrainingInfo, device_name
+from lightning_audit.run.fence import HOOKS, Fence
 from lightning_audit.session.planner import Ranks
 
 if TYPE_CHECKING:
@@ -325,6 +326,52 @@ def show_batches(trainer: Any, module: torch.nn.Module, run: AuditRun) -> Method
             run.skipped()
 
     return MethodHook(trainer.strategy, "training_step", given, done, done, shown=True)
+
+
+# --- What the fence watches of a Trainer's training.
+
+#: Modules of Lightning's own callbacks that change weights, and those that only average them.
+_CHANGE = ("finetuning", "lambda_function", "pruning", "quantization")
+_AVERAGE = ("stochastic_weight_avg", "weight_averaging")
+
+
+def fence_hooks(trainer: Any, module: Any, own: Any, fence: Fence) -> None:
+    """Watch the hooks of the user's module and callbacks that may change weights.
+
+    Args:
+        trainer: before its `fit` sets up the training.
+        module: the user's module.
+        own: the audit's callback.
+        fence: watches.
+    """
+    for owner in (module, *(c for c in trainer.callbacks if c is not own)):
+        name = "the module" if owner is module else type(owner).__name__
+        for hook in HOOKS:
+            method = getattr(owner, hook, None)
+            where = getattr(method, "__module__", "") or ""
+            theirs = where.startswith(("pytorch_lightning.", "lightning.", "lightning_audit.cal"))
+            if callable(method) and (not theirs or where.endswith((*_CHANGE, *_AVERAGE))):
+                trusted = type(owner).__module__ == where and where.endswith(_AVERAGE)
+                fence.watch(owner, hook, name, trusted=trusted)
+    fence.watch(trainer.strategy, "validation_step", "the module")
+    fence.watch_loaders()
+
+
+def monitors(trainer: Any, own: str) -> list[tuple[str, str]]:
+    """Return what decides by a metric in a Trainer's training, and the metric's name.
+
+    Args:
+        trainer: during `fit`.
+        own: first part of the names of the audit's metrics.
+    """
+    watched = [(callback, getattr(callback, "monitor", None)) for callback in trainer.callbacks]
+    configs = trainer.lr_scheduler_configs
+    watched += [(c.scheduler, c.monitor) for c in configs if c.reduce_on_plateau]
+    return [
+        (type(who).__name__, name)
+        for who, name in watched
+        if isinstance(name, str) and not name.startswith(f"{own}/")
+    ]
 
 
 # --- The user's step as Lightning runs it, for replays during the training.

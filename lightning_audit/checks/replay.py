@@ -11,7 +11,6 @@ from lightning_audit.checks.check import Check, FaultRule
 from lightning_audit.checks.noise import BATCH_NORMALISED
 from lightning_audit.checks.replay_findings import Finding, unanswered
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE, NoiseLog, NoiseLook
-from lightning_audit.record.store import Kept
 from lightning_audit.results.audit_report import CheckResult
 
 # --- The checks by replay: tests of the definition of DP-SGD on the user's own step.
@@ -197,7 +196,6 @@ REPLAY_RELEASE = Check(
     blocks=unanswered,
     private=True,
     fine="after the same release the training continues the same with a record and without it",
-    public=("between_epochs",),
     faults=(
         dataclasses.replace(_DIVIDED, rank=0.51),
         FaultRule(
@@ -351,25 +349,19 @@ class _Told:
 
 
 @dataclass
-class ExaminationLog(Kept):
+class ExaminationLog:
     """Log of the examinations of a run.
 
     Args:
         steps: numbers of the examined steps, from 0.
         off: why no step is examined, or empty.
-        between_epochs: number of epochs after which weights changed outside of steps, which no
-            replay covers.
         cost: see `AuditReport.examination_cost`.
     """
-
-    # Neither which steps were examined nor what was seen: both depend on the data.
-    KEPT = ("between_epochs",)
 
     steps: list[int] = field(default_factory=list)
     off: str = ""
     #: What a PASS lacks because no step could be run again, or empty.
     lacks: str = ""
-    between_epochs: int = 0
     cost: dict[str, float] = field(default_factory=dict)
     #: Steps after which the state follows from their release alone.
     alone: list[int] = field(default_factory=list)
@@ -446,8 +438,6 @@ class ExaminationLog(Kept):
             "asked": told.asked,
             "findings": told.findings,
         }
-        if check is REPLAY_RELEASE and self.between_epochs:
-            evidence["between_epochs"] = self.between_epochs
         if told.findings:
             evidence |= {
                 "step": told.step,

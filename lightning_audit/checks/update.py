@@ -326,5 +326,54 @@ UNSYNCHRONISED = Check(
 )
 
 
+# --- The checks of the fence around the steps; see `run.fence`.
+
+
+def _not_allowed(check: CheckResult) -> str:
+    """Return why a finding prevents a pass, and how to allow it."""
+    if check.status != "warned":
+        return ""
+    return (
+        f"{check.name}: {check.message}; if that uses no training record without noise, "
+        f"allow=[Allow({check.name!r}, reason='...')]"
+    )
+
+
+FENCE_WEIGHTS = Check(
+    "fence.weights",
+    "something other than private steps changes weights, buffers or optimizer state, and it is not "
+    "known to be made of released weights",
+    title="Changes outside of the steps",
+    failed_title="Weights change outside of steps",
+    meaning="A hook or the loop changed weights, buffers or optimizer state outside of the private "
+    "steps, by what is not known to be made of released weights.",
+    look_at="Look at the hook that the message names, and set `allow` if it is innocent, such as "
+    "one that draws a layer again: averages, clamping, scaling and pruning by size pass.",
+    topic="What the update uses",
+    always=True,
+    warns=True,
+    wrong=lambda seen: seen["changes"] > 0,
+    blocks=_not_allowed,
+    fine="outside of private steps, weights changed only by what is made of released weights",
+)
+
+FENCE_MONITORS = Check(
+    "fence.monitors",
+    "a scheduler, early stopping or the best checkpoint follows a metric of training records "
+    "without noise",
+    title="Metrics that decide",
+    failed_title="A raw metric decides",
+    meaning="A scheduler, early stopping or the best checkpoint follows a metric that is computed "
+    "from training records without noise.",
+    look_at="Monitor a metric of records that are not trained on, or decide by the step number.",
+    topic="What the update uses",
+    always=True,
+    warns=True,
+    wrong=lambda seen: seen["monitors"] > 0,
+    blocks=_not_allowed,
+    fine="no scheduler, early stopping or checkpoint is known to follow a metric without noise",
+)
+
+
 #: The checks of this subject, in the order of the report.
-CHECKS = (GRADIENT_REPLACED, NO_DP, UNSYNCHRONISED)
+CHECKS = (GRADIENT_REPLACED, NO_DP, UNSYNCHRONISED, FENCE_WEIGHTS, FENCE_MONITORS)

@@ -440,8 +440,6 @@ FINE = (torch.float32, torch.float64)
 
 #: Steps that are read: the first `_FIRST`, then one in `_EVERY`.
 _FIRST, _EVERY = 100, 8
-#: Number of entries of each tensor that are compared at every step.
-_ENTRIES = 4
 
 
 class WeightWatch:
@@ -461,21 +459,17 @@ class WeightWatch:
     ) -> None:
         self._params = params
         self._reader = reader or GradientReader(params, coordinates)
-        #: Comparison of a few entries at every step.
-        self.fingerprint = WeightFingerprint(params, self._reader)
         self._number = 0
         self._before: Entries | None = None
         self._after: tuple[int, Entries] | None = None
 
     def start(self) -> None:
         """Read the weights before an update; a later call replaces an earlier one."""
-        self.fingerprint.start()
         watched = self._number < _FIRST or self._number % _EVERY == 0
         self._before = self._reader.read(self._params) if watched else None
 
     def end(self) -> Callable[[], Moves] | None:
         """Read after an update; return a function that returns the changes, None if not read."""
-        self.fingerprint.end()
         before, number = self._before, self._number
         self.forget()
         self._number += 1
@@ -501,61 +495,6 @@ class WeightWatch:
     def forget(self) -> None:
         """Discard a step that was not completed."""
         self._before = None
-
-
-class WeightFingerprint:
-    """Comparison of a few entries of each tensor at every step, by their bits.
-
-    Args:
-        params: the parameters.
-        home: reader with whose readings the entries come home; None to look at each step's end.
-    """
-
-    def __init__(
-        self, params: Sequence[torch.nn.Parameter], home: GradientReader | None = None
-    ) -> None:
-        self._params = params
-        few = {
-            j: np.arange(0, p.numel(), max(1, p.numel() // _ENTRIES))[:_ENTRIES]
-            for j, p in enumerate(params)
-        }
-        self._reader = GradientReader(params, few, home)
-        self._after: Entries | None = None
-        self._waiting: list[tuple[Entries, Entries, bool]] = []
-        self._new_epoch = False
-        self._counts = [0, 0]
-
-    @property
-    def within(self) -> int:
-        """Number of steps before which weights had changed since the last one, in one epoch."""
-        self._compare()
-        return self._counts[0]
-
-    @property
-    def between(self) -> int:
-        """The same number for the first steps of epochs."""
-        self._compare()
-        return self._counts[1]
-
-    def start_epoch(self) -> None:
-        """Mark the next step as the first of an epoch."""
-        self._new_epoch = True
-
-    def start(self) -> None:
-        """Read before an update, after the step's noise."""
-        self._compare()  # what came home with the last step
-        if self._after is not None:
-            self._waiting.append((self._after, self._reader.read(self._params), self._new_epoch))
-        self._new_epoch = False
-
-    def end(self) -> None:
-        """Read after an update."""
-        self._after = self._reader.read(self._params)
-
-    def _compare(self) -> None:
-        for after, now, new_epoch in self._waiting:
-            self._counts[new_epoch] += not np.array_equal(after.array, now.array, equal_nan=True)
-        self._waiting = []
 
 
 _UNCLEAR = (

@@ -7,7 +7,10 @@ memory only.
 
 from __future__ import annotations
 
+import ast
 import gc
+import inspect
+import textwrap
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -268,6 +271,43 @@ def draws_from(loaders: Any, *, part: bool) -> bool:
         and isinstance(loader.dataset, Subset) == part
         for loader in _pytree.tree_leaves(loaders)
     )
+
+
+# --- Names that a training logs from its records, by its source.
+
+#: Hooks of a LightningModule that see training records or what was computed from them.
+_OF_TRAINING = ("training_step", "on_train_batch_end", "training_epoch_end", "on_train_epoch_end")
+
+
+def logged_names(module: Any) -> list[str]:
+    """Return names that a LightningModule logs in training, as far as its source shows them.
+
+    What is logged with a call that mentions an epsilon is left out: it is the accountant's.
+
+    Args:
+        module: whose methods, and those that they call, are read.
+    """
+    found: dict[str, None] = {}
+    todo, known = [*_OF_TRAINING], set[str]()
+    while todo:
+        name = todo.pop()
+        method = getattr(type(module), name, None)
+        library = getattr(method, "__module__", "").startswith(("pytorch_lightning", "lightning."))
+        if name in known or library or not inspect.isfunction(method):
+            continue
+        known.add(name)
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
+        except (OSError, SyntaxError):  # typed into a notebook
+            continue
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                todo.append(call.func.attr)
+                if call.func.attr in ("log", "log_dict") and "epsilon" not in ast.dump(call):
+                    given = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "name")]
+                    keys = [k for one in given for k in getattr(one, "keys", [one])]
+                    found |= {str(k.value): None for k in keys if isinstance(k, ast.Constant)}
+    return [*found]
 
 
 # --- Determines whether a loss is the mean or the sum over its batch.

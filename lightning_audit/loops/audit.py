@@ -245,6 +245,7 @@ class Audit:
             run.go_on_in_its_directory()
         self._watch_loader(run)
         run.start(loop.info(count))
+        run.fence.begin(loop.root, lambda: loop.loader)
         self._follow(run)
         run.note_settings()
         run.examinations.open_to(self._user)
@@ -328,10 +329,15 @@ class Audit:
     @_guarded(lambda *_: False)
     def follows(self, loader: Any) -> bool:
         """Return whether a loader draws this training's batches; see `loops.events`."""
-        own = self._loop.loader
-        if own is None or not self._looks:
+        own, run = self._loop.loader, self._run
+        if own is None or run is None or not self._looks:
             return False
-        return loader is own or (drawn_by(own) is not None and drawn_by(loader) is drawn_by(own))
+        followed = loader is own or (
+            drawn_by(own) is not None and drawn_by(loader) is drawn_by(own)
+        )
+        if run.fence.watches and not (followed and self._loop.model.training):
+            run.fence.reads.loader(loader)
+        return followed
 
     @_guarded()
     def starts_pass(self, loader: Any) -> None:

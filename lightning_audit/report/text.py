@@ -602,8 +602,6 @@ def _not_examined(report: AuditReport, lines: int) -> str:
     """Return which checks did not run, in at most ``lines`` lines if that is possible."""
     left = [check for check in report.checks if check.status == "not_run"]
     names = list(dict.fromkeys(lower(title_of(check.name)) for check in left))
-    if any(check.evidence.get("between_epochs") for check in report.checks):
-        names.append("what changes the weights between epochs")
     if not names:
         return "no check was left out" if report.checks else "everything"
     reasons = {check.message.partition(": ")[2] or check.message for check in left}

@@ -27,6 +27,7 @@ from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.lints.settings import (
     changes_of_noise,
     follows_a_scheduler,
+    logged_names,
     repeated_contents,
     repeated_indices,
 )
@@ -54,6 +55,7 @@ from lightning_audit.run.facts import (
     rate_of_all,
     steps_of,
 )
+from lightning_audit.run.fence import Fence
 from lightning_audit.run.optimizers import (
     AuditedOptimizers,
     draw_seed,
@@ -347,7 +349,7 @@ class AuditRun:
         config = replace(config, seed=seed, drawn_seed=drawn)
         self.optimizers = AuditedOptimizers(config, self.files, info, self.ranks, notes, self.lints)
         self.sessions = self.optimizers.sessions  # empty before there is a private optimizer
-        self._steps_before = 0
+        self._steps_before = self._found_at_end = 0
         self.look_is_due = False  # whether to evaluate the checks after the present batch
         self._looks, self._epoch_ends = Looks(self.ranks), EpochEnds(self.ranks)
         self.ledger = RunLedger(notes, config.significance, self.lints)
@@ -355,6 +357,10 @@ class AuditRun:
             PrivacyEngine, "make_private_with_epsilon", after=self._course.target.told, shown=True
         )
         self.examinations = Examinations(config, self.optimizers, self.ranks, self._course)
+        #: Watches the weights outside of the steps; begun by the front end.
+        self.fence = Fence(
+            self._course.fence, lambda: self.optimizers.looks and ranks.is_first, self.sessions
+        )
 
     def take_directory(self, *, again: bool) -> None:
         """Lock the report directory for this training; all processes must call it.
@@ -444,7 +450,6 @@ class AuditRun:
             with refusing_what_does_not_fit():
                 self.lints.load(kept["lints"])
                 self._course.load(kept["course"])
-                self.examinations.load(kept["examinations"])
                 tested = [self.lints.batches, self.ledger.book, *self.optimizers.tests]
                 self._course.begin_segment(kept["segments"], self.optimizers.steps, tested)
         except UnauditableTraining:
@@ -457,7 +462,6 @@ class AuditRun:
         return self.optimizers.state(
             lints=self.lints.state(),
             course=self._course.state(steps_of(self.sessions)),
-            examinations=self.examinations.state(),
             segments=segment_state(self.sessions, self.facts, self.config),
         )
 
@@ -465,7 +469,7 @@ class AuditRun:
     def facts(self) -> RunFacts:
         """The current facts, collected from each part of the run."""
         self.ledger.look_at_steps(self.sessions, self._course)
-        self.examinations.look_at_changes()
+        self.examinations.look_at_processing()
         ledger = self.ledger.settle(self.optimizers.facts, self.config.claim)
         return RunFacts.of(self.optimizers, self.lints, self._course, self.ranks, ledger)
 
@@ -497,10 +501,15 @@ class AuditRun:
         self.lints.note_settings(private, self.optimizers.attached, info)
         self._course.about.planned_steps = info.planned_steps
 
+    def look_at_monitors(self) -> None:
+        """Warn of decisions by metrics without noise, as far as they are known before step 1."""
+        module = self.optimizers.info.module
+        self._course.fence.logged += logged_names(module) if module is not None else []
+        for sentence in self.fence.look_at_monitors() if self.ranks.is_first else ():
+            _log.warning("privacy audit: %s", sentence)
+
     def start_epoch(self) -> None:
-        """Start an epoch: look for changed weights and gradients left over from the last one."""
-        for session in self.sessions:
-            session.tap.weights.fingerprint.start_epoch()
+        """Start an epoch: look for gradients left over from the last one."""
         self.lints.start_epoch([session.step.optimizer for session in self.sessions])
         if (passes := self._course.passes) is not None:
             passes.start_pass(steps_of(self.sessions))
@@ -514,6 +523,8 @@ class AuditRun:
         plain.records = count_rows(batch) if plain.rows else None
         if self._course.trained_batches >= self.ledger.due:
             self.ledger.start_batch(batch, self._course.trained_batches, self.optimizers)
+        if self.sessions and self.fence.watches:
+            self.fence.start_batch()
         for session in self.sessions:
             session.start_batch(epoch)
             self.ledger.rows_before = session.planner.rows_taken
@@ -540,9 +551,16 @@ class AuditRun:
         if not regular and self.lints.end_batch(batch, self.sessions, stepped=taken > 0):
             self.examinations.look_at_schedule(self.optimizers.steps)
         self.look_is_due |= self.lints.rate_rose
+        asked = self._course.examined.asked(REPLAY_RELEASE.name)
         if self.examinations.behind is not None or self.examinations.watch is not None:
             self.examinations.end_batch(self.optimizers.steps, stepped=taken > 0)
             self.look_is_due |= self._course.examined.found(self.config.significance)
+        if self.fence.watches:
+            replayed = self._course.examined.asked(REPLAY_RELEASE.name) > asked
+            self.fence.end_batch(self.optimizers.steps, examined=replayed)
+            if self.fence.news:  # something began to change weights within steps
+                self.fence.news = False
+                self.examinations.schedule.hasten(REPLAY_RELEASE.name)
         if not waits or self.ledger.looks:
             self.look_is_due |= self._looks.is_due(self.optimizers, self.ledger.book)
 
@@ -592,6 +610,8 @@ class AuditRun:
         """Write the report, if due; return the metrics to log and the report."""
         for session in self.sessions:
             session.planner.end_epoch()
+        if self.fence.watches:
+            self.fence.end_epoch()
         if self.sessions:
             self._course.unaudited = self.optimizers.unaudited(module)
         self._course.comparison.compare(self.session, self.ranks)
@@ -612,11 +632,28 @@ class AuditRun:
     def end(self, reason: str = "") -> None:
         """Close the records and write the final report; ``reason`` as in `Ended`."""
         self._course.about.ended_by = reason
+        if self.fence.watches:
+            self.fence.end()
+        self._found_at_end = self._course.fence.size
         self._course.comparison.compare(self.session, self.ranks)
         self.examinations.look_behind(self.optimizers.steps, now=True)
         for session in self.sessions:
             session.recorder.close()
         self.report = self.ranks.from_first(self._close)
+
+    def end_again(self, name: str = "") -> bool:
+        """Write the final report again if hooks after it changed weights; return whether it was.
+
+        Args:
+            name: of what has run since; empty if watched hooks have.
+        """
+        if self.fence.watches:
+            self.fence.end(name)
+        if self._course.fence.size == self._found_at_end:
+            return False
+        self._found_at_end = self._course.fence.size
+        self.report = self._write(*self._evaluate(), complete=not self._course.break_off)
+        return True
 
     def _close(self) -> AuditReport:
         epsilons, findings = self._evaluate()
@@ -635,7 +672,7 @@ class AuditRun:
 
     def detach(self) -> None:
         """Remove all hooks."""
-        for part in (self.lints, self.examinations, self.ledger, self.optimizers):
+        for part in (self.fence, self.lints, self.examinations, self.ledger, self.optimizers):
             part.detach()
 
     def _evaluate(self) -> tuple[Epsilons, Findings]:

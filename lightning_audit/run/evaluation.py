@@ -217,6 +217,7 @@ def _results_of_run(
         checks.append(noise_shared_result(len(set(begun)) < len(begun)))
     checks += facts.examined.results(config.significance)
     checks.append(facts.coupling.result(facts.examined.off))
+    checks += facts.fence.results()
     checks.append(epsilon_result(epsilons, config))
     if stated := [pair for one in facts.optimizers for pair in one.stated_twice]:
         checks.append(claim_result(stated))

@@ -68,7 +68,7 @@ class Examinations:
     ) -> None:
         self._config, self._optimizers = config, optimizers
         self._log, self._coupling, self._notes = course.examined, course.coupling, course.notes
-        self._about = course.about
+        self._about, self._fence = course.about, course.fence
         self._user: UserStep | None = None
         #: Collects the batches of the next step to be examined.
         self.watch: StepWatch | None = None
@@ -80,8 +80,6 @@ class Examinations:
         #: Chooses the next step.
         self.schedule = Schedule(wanted, _seed(config.coin_seed, 0), USUAL)
         self._names: list[str] = []
-        #: Number of epoch ends at which weights changed, and whether they changed within an epoch.
-        self._between, self._moves = 0, False
         #: How often `look_at_schedule` made a question due at once, and the step of the next such.
         self._hastened = self._hastened_at = 0
         #: Whether post-processing of releases could not be followed.
@@ -232,6 +230,7 @@ class Examinations:
                 self.behind = SuccessiveSteps(session.step, answer.kept)
         if (answer := answers.get(COUPLING.name)) is not None:
             self._coupling.take(steps - 1, answer)
+        self._fence.logged += [name for name in found.logged if name not in self._fence.logged]
         if found.logged:
             shown = ", ".join(f"`{name}`" for name in found.logged[:5])
             self._notes.add(_BY_TRAINING.format(names=shown) + _SEES)
@@ -244,22 +243,13 @@ class Examinations:
         found = tuple(n for n in asked if answers[n].findings or n in findings)
         self._about.examinations.append(ExaminationTold(step, asked, found, seconds))
 
-    def look_at_changes(self) -> None:
-        """Make `replay.release` due if weights begin to change outside of steps.
-
-        The same if post-processing of releases can no longer be followed.
-        """
+    def look_at_processing(self) -> None:
+        """Make `replay.release` due if post-processing of releases can no longer be followed."""
         self._session()
-        marks = [s.tap.weights.fingerprint for s in self._optimizers.sessions]
-        between, within = sum(m.between for m in marks), sum(m.within for m in marks)
-        if between > self._between:
-            self._log.between_epochs += between - self._between
-            self._between = between
         lost = any(not s.recorder.is_followed(self._log.alone) for s in self._optimizers.sessions)
-        news = (within > 0 and not self._moves, lost and not self._lost)
-        self._moves, self._lost = self._moves or within > 0, self._lost or lost
-        if any(news):
+        if lost and not self._lost:
             self.schedule.hasten(REPLAY_RELEASE.name)
+        self._lost |= lost
 
     def look_at_schedule(self, steps: int) -> None:
         """Make `replay.release` due a few times if a batch was left out or its noise changed.
@@ -308,16 +298,6 @@ class Examinations:
         self._unwatch()
         self._let_go()
         self._before = None
-
-    # ------------------------------------------------------------------ resuming
-
-    def state(self) -> dict[str, Any]:
-        """Return the checkpoint state, without the examined steps: they depend on batch sizes."""
-        return self._log.state()
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Load a checkpoint's state; the schedule starts over."""
-        self._log.load(state)
 
 
 def _seed(seed: int, number: int) -> int:

@@ -46,6 +46,7 @@ from lightning_audit.record.store import EarlierSegments, Kept
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_details import CodePlace, RunAbout
 from lightning_audit.run.earlier_fits import EarlierFits, Target
+from lightning_audit.run.fence import FenceLog
 from lightning_audit.run.report_files import Circumstances
 from lightning_audit.session.planner import Ranks
 from lightning_audit.session.step import AuditSession
@@ -274,6 +275,7 @@ class RunFacts:
         noise_equal: whether two of them drew the same noise.
         coupling: what examinations found on whether a record's gradient depends on other records.
         examined: the other results of examinations.
+        fence: what changed the weights outside of private steps, and what metrics decide.
         ledger: the recorded batches, steps and accountant calls.
         epochs: the metrics logged at the ends of epochs.
         notes: on the run.
@@ -312,6 +314,7 @@ class RunFacts:
     synchronised: bool | None = None
     noise_equal: bool = False
     coupling: Coupling = field(default_factory=Coupling)
+    fence: FenceLog = field(default_factory=FenceLog)
     examined: ExaminationLog = field(default_factory=ExaminationLog)
     ledger: Ledger = field(default_factory=Ledger)
     epochs: Sequence[Mapping[str, float]] = ()
@@ -362,6 +365,7 @@ class RunFacts:
             noise_equal=course.comparison.noise_equal,
             coupling=course.coupling,
             examined=course.examined,
+            fence=course.fence,
             ledger=ledger,
             epochs=course.epochs,
             notes=[*course.notes.sentences, *filter(None, [course.earlier.note])],
@@ -459,6 +463,7 @@ class RunCourse:
     about: Circumstances = field(default_factory=Circumstances)
     fits: EarlierFits = field(default_factory=EarlierFits)
     target: Target = field(default_factory=Target)
+    fence: FenceLog = field(default_factory=FenceLog)
 
     @classmethod
     def of(cls, info: TrainingInfo, *, shuffled: bool) -> RunCourse:
@@ -491,6 +496,7 @@ class RunCourse:
         return {
             "notes": list(self.notes.sentences),
             "comparison": self.comparison.state(),
+            "fence": self.fence.state(),
             "epochs": [dict(row) for row in self.epochs],
             "about": self.about.state(),
             "fits": self.fits.state(),
@@ -503,6 +509,7 @@ class RunCourse:
         """Load a checkpoint's state."""
         self.notes.load(state["notes"])
         self.comparison.load(state["comparison"])
+        self.fence.load(state["fence"])
         self.epochs = [dict(row) for row in state["epochs"]]
         self.about.load(state.get("about", {}))
         self.fits.load(state["fits"])

@@ -128,8 +128,6 @@ def describe_examined(checks: Iterable[CheckResult]) -> str:
             reason = check.message.removeprefix("not asked: ")
             reasons.setdefault(reason, []).append(name.removeprefix("replay."))
     unseen = [f"{', '.join(names)} ({why})" for why, names in reasons.items()]
-    if any(check.evidence.get("between_epochs") for check in asked.values()):
-        unseen.append("what changes the weights between epochs")
     if COUPLING.name in asked and (why := asked[COUPLING.name].evidence.get("before")):
         unseen.append(f"what is before training_step ({why})")
     examined = "examined by replay: " + ", ".join(_OF[name] for name in asked)

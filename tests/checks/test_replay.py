@@ -130,15 +130,6 @@ def test_a_microbatch_that_shares_a_clip_is_said():
     assert "a microbatch that shares a clip" in unanswered(result(log, "replay.clipping"))
 
 
-def test_a_state_holds_neither_which_steps_were_examined_nor_what_was_seen():
-    log = ExaminationLog(between_epochs=2)
-    log.take(3, {"replay.clipping": Answer(5, (FAR,))})
-    again = ExaminationLog()
-    again.load(json.loads(json.dumps(log.state())))
-    assert result(again, "replay.clipping").status == "not_run"
-    assert (again.steps, again.between_epochs) == ([], 2)
-
-
 @pytest.mark.parametrize(
     ("answer", "line"),
     [

@@ -339,7 +339,7 @@ def test_a_violation_says_what_is_wrong_where_and_what_to_do():
         "  Epsilon      claimed 8 (accountant), spent 3 (as stated), proved >= 1.5; delta",
         "               1e-05",
         "  Checks ok    Clipping 5/5        Noise 10/11 x       Randomness 5/5",
-        "               Update 3/3          Sampling 2/2        Epsilon 2/2",
+        "               Update 5/5          Sampling 2/2        Epsilon 2/2",
         "  Not examined noise across tensors (one tensor)",
         f"  Report       lightning-audit show {PATH}",
     ]
@@ -354,7 +354,7 @@ def test_a_pass_says_what_it_would_have_seen_and_what_it_does_not_cover():
         "  Epsilon      claimed 8, spent 3, proved >= 1.5, excluded > 4; delta 1e-05",
         "  Would catch  0.8 times the noise (99%), 2 times the clipping norm (>99%)",
         "  Checks ok    Clipping 5/5        Noise 11/11         Randomness 6/6",
-        "               Update 3/3          Sampling 2/2        Epsilon 2/2",
+        "               Update 5/5          Sampling 2/2        Epsilon 2/2",
         "  Not examined no check was left out",
         "  Not covered  preprocessing, other releases, several records of one person",
         f"  Report       lightning-audit show {PATH}",

@@ -564,17 +564,6 @@ def test_several_processes_are_not_examined_by_name():
     }
 
 
-def test_weights_that_change_between_epochs_are_told(audited):
-    class Halves(pl.Callback):
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            with torch.no_grad():
-                next(pl_module.parameters()).mul_(0.999)
-
-    given = {"on_violation": "warn", "max_epochs": 3, "limit_train_batches": 3, **EXAMINED}
-    report = audited(private(), Halves(), **given)
-    assert check(report, "replay.release").evidence["between_epochs"] == 2
-
-
 def test_a_claim_about_replaced_records_is_asked_of_replaced_records(audited):
     claim = PrivacyClaim(adjacency="replace_one")
     report = audited(private(), claim=claim, on_violation="warn", steps=2, **EXAMINED)

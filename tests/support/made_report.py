@@ -101,6 +101,8 @@ def _checks(
         "sampling.not_poisson": {"poisson": True},
         "ledger.accountant": {"hook": "read", "missing": 0, "told_noise": None},
         "sensitivity": {"shift_lower": SHIFT_LOWER},
+        "fence.weights": {"changes": 0},
+        "fence.monitors": {"monitors": 0},
         "coupling": {"replays": 1, "change": None, "step": None},
         **{key: {"examined": 1, "asked": 9, "findings": 0} for key in group("replay")},
     }

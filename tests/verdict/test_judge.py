@@ -308,17 +308,13 @@ def test_what_was_not_asked_has_its_reason_and_equal_reasons_stand_once():
     log.take(0, {"replay.sensitivity": Answer(9), "replay.clipping": none, "replay.noise": none})
     log.take(0, {"replay.release": Answer(reason="optimizer state does not fit")})
     coupling.take(0, none)
-    log.between_epochs = 1
     assert line(log, coupling) == (
         "by canaries and noise; examined by replay: records; not examined: clipping, noise, "
         "coupling (no per-sample gradients are formed); release (optimizer state does not fit)"
     )
 
 
-def test_weights_that_change_between_epochs_and_that_nothing_was_examined_are_said():
-    log = ExaminationLog(between_epochs=1)
-    log.take(0, {"replay.release": Answer(2)})
-    assert line(log, Coupling()).endswith("; what changes the weights between epochs")
+def test_that_nothing_was_examined_is_said():
     told = "by canaries and noise; not examined: sensitivity, clipping, release, noise, coupling "
     assert line(ExaminationLog(off="examinations=0"), Coupling()) == f"{told}(examinations=0)"
     assert judging.describe_examined([]) == ""

@@ -1,0 +1,755 @@
+"""A fence around the private steps: what else changes weights, and which decisions use raw metrics.
+
+Replays test what happens within a step. This module watches the rest: from the beginning of the
+training to its first step, between steps, and from the last step to the end. A change outside of
+the steps is named with the hook that made it, and blocks a pass unless it is one of these:
+
+- Before the first step: the training records were not read. Weights are initialized and loaded.
+- Later: no training record was read since the last step, and the new weights are *made of released
+  ones*. They are linear in the weights of earlier steps with one set of coefficients for all
+  entries (EMA, SWA, Lookahead), or each tensor is scaled, clamped, or loses its smallest entries.
+  The weights of one earlier step are not: something chose it. The last step's may return.
+
+Within a step, a change outside of the optimizer's update is left to the replays of a step that
+makes it; one that no examined step makes must be made of released weights, too.
+
+Reads are seen where torch reads the memory of the training's data sets in a hook, where a data set
+gives an item in a hook, and where a loader over the same records is iterated. Not seen: records
+that are read from files or by NumPy, and choices made of private values that an earlier step kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from lightning_audit.checks.update import FENCE_MONITORS, FENCE_WEIGHTS
+from lightning_audit.dpsgd.opacus import own_name
+from lightning_audit.hooks.boundary import Handles, entry
+from lightning_audit.hooks.gradient_tap import memory
+from lightning_audit.hooks.step_hooks import MethodHook
+from lightning_audit.record.store import Kept
+from lightning_audit.results.audit_report import CheckResult
+
+# --- What the fence has found.
+
+#: Most changes that a report names.
+_SHOWN = 3
+
+
+@dataclass
+class FenceLog(Kept):
+    """What changed the weights outside of private steps, and decisions by raw metrics.
+
+    Args:
+        told: sentences on changes that are not explained, the first of each cause.
+        waiting: the same on changes within steps, by what made them, until one is examined.
+        monitors: sentences on decisions by metrics without noise.
+        logged: names of what ``training_step`` logs.
+        steps: number of steps that were watched.
+    """
+
+    KEPT = ("told", "waiting", "monitors", "logged", "steps")
+
+    told: dict[str, str] = field(default_factory=dict)
+    waiting: dict[str, str] = field(default_factory=dict)
+    monitors: list[str] = field(default_factory=list)
+    logged: list[str] = field(default_factory=list)
+    steps: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of sentences."""
+        return len(self.told) + len(self.waiting) + len(self.monitors)
+
+    def results(self) -> list[CheckResult]:
+        """Return the results of the checks."""
+        changes = [*self.told.values(), *self.waiting.values()]
+        found = [
+            (FENCE_WEIGHTS, "changes", changes, "let no record reach weights outside of its step"),
+            (FENCE_MONITORS, "monitors", self.monitors, "monitor records that are not trained on"),
+        ]
+        return [
+            check.judged({key: len(told)}, check.fine, _joined(told), advice)
+            for check, key, told, advice in found
+        ]
+
+
+def _joined(sentences: Sequence[str]) -> str:
+    more = len(sentences) - _SHOWN
+    return "; ".join([*sentences[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+
+
+# --- Whether the training's records were read: by memory, by item, or by a loader over them.
+
+#: Most places in memory and items that are kept between two steps.
+_MOST_READS = 20_000
+#: Longest container of a data set whose items are looked at.
+_SHORT = 64
+
+
+class Records:
+    """The records of some loaders: the data sets that give them, and the memory that holds them.
+
+    Args:
+        loaders: loaders, or data sets, in any nesting.
+    """
+
+    def __init__(self, loaders: Any) -> None:
+        #: By id, data sets with the sorted numbers of their records that are used; None for all.
+        self.sets: dict[int, tuple[Any, Any]] = {}
+        # Where their rows begin in memory, sorted, and the bytes of a row.
+        self._places: list[tuple[NDArray[np.int64], int]] = []
+        for each in _pytree.tree_leaves(loaders):
+            data = each if isinstance(each, Dataset) else getattr(each, "dataset", None)
+            self._take(data, None)
+
+    def _take(self, data: Any, rows: Any) -> None:
+        if data is None or id(data) in self.sets:
+            return
+        self.sets[id(data)] = (data, rows)
+        if isinstance(data, Subset):
+            inner = np.asarray(data.indices, dtype=np.int64)
+            self._take(data.dataset, np.unique(inner if rows is None else inner[rows]))
+            return
+        for value in getattr(data, "__dict__", {}).values():
+            short = isinstance(value, list | tuple) and len(value) <= _SHORT
+            for item in value if short else [value]:
+                if isinstance(item, Dataset):
+                    self._take(item, None)
+                elif isinstance(item, torch.Tensor | np.ndarray) and item.ndim and len(item):
+                    start, size = _place(item)
+                    own, row = np.arange(len(item)) if rows is None else rows, size // len(item)
+                    self._places.append((start + own * row, row))
+
+    def lie_in(self, starts: NDArray[np.int64], size: int) -> bool:
+        """Return whether some records lie in one of the parts of memory of ``size`` bytes."""
+        for begins, row in self._places:
+            last = np.searchsorted(begins, starts + size) - 1
+            if len(begins) and ((last >= 0) & (begins[last] + row > starts)).any():
+                return True
+        return False
+
+    def give(self, data: Any, numbers: Any) -> bool:
+        """Return whether a data set gives some of the records by these numbers; None for all."""
+        rows = self.sets.get(id(data), (None, ()))[1]
+        return rows is None or bool(len(rows) and (numbers is None or np.isin(numbers, rows).any()))
+
+    def share(self, other: Records) -> bool:
+        """Return whether some of the records are among others."""
+        given = [pair for pair in other.sets.values() if not isinstance(pair[0], Subset)]
+        lie = (self.lie_in(*place) for place in other._places)
+        return any(self.give(*pair) for pair in given) or any(lie)
+
+
+def _place(value: Any) -> tuple[int, int]:
+    """Return where a tensor or array begins in memory, and its number of bytes."""
+    if isinstance(value, np.ndarray):
+        return value.ctypes.data, value.nbytes
+    if value.layout is not torch.strided or value.device.type == "meta":
+        return 0, 0
+    return value.data_ptr(), memory(value).numel() * value.element_size()
+
+
+#: What was read: returns whether some records were.
+Read: TypeAlias = Callable[[Records], bool]
+
+
+class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What was read since the last step: memory by operations within this context, and more."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: dict[Any, Read] = {}
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note the tensors that an operation reads; a view reads nothing."""
+        if not getattr(op, "is_view", False) and len(self.seen) < _MOST_READS:
+            with contextlib.suppress(Exception):  # tensors without memory
+                for each in _pytree.tree_leaves((args, kwargs)):
+                    if type(each) is torch.Tensor:
+                        self._note(*_place(each), each.untyped_storage())
+        return op(*args, **(kwargs or {}))
+
+    def _note(self, start: int, size: int, storage: Any) -> None:
+        at = np.array([start])
+        # Memory that is torch's own may be another tensor's later; NumPy's has shorter storages.
+        held: Any = StorageWeakRef(storage) if storage.resizable() else None  # type: ignore[no-untyped-call]
+        self.seen[start, size] = lambda records: (
+            size > 0 and not (held and held.expired()) and records.lie_in(at, size)
+        )
+
+    def loader(self, loader: Any) -> None:
+        """Note that a loader is iterated."""
+        self.seen[id(loader)] = lambda records: records.share(Records(loader))
+
+    def item(self, data: Any, numbers: Any) -> None:
+        """Note that a data set gives items."""
+        if len(self.seen) < _MOST_READS:
+            self.seen[id(data), str(numbers)] = lambda records: records.give(data, numbers)
+
+
+# --- Whether weights are made of released ones.
+
+#: Entries of all weights that are read, and the fewest of a tensor.
+_ENTRIES, _LEAST = 1024, 4
+#: Numbers of steps, and of ends of epochs, whose weights are kept at these entries.
+_STEPS, _ENDS = 64, 64
+#: Steps over which the kept averages reach: any smooth average is a combination of these.
+_REACH = 2.0 ** np.arange(0.5, 19.0, 0.75)
+#: Steps that are fitted before the averages.
+_HALF = 33
+#: Residual of a combination, relative to the change and to the weights' rounding.
+_CLOSE, _ROUNDING = 5e-4, 16.0
+
+Tensors: TypeAlias = dict[str, torch.Tensor]
+Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+
+
+class Entries:
+    """Reader of a few entries of each weight.
+
+    Args:
+        weights: by name.
+    """
+
+    def __init__(self, weights: Tensors) -> None:
+        self._weights = list(weights.values())
+        self._total = max(1, sum(weight.numel() for weight in self._weights))
+        self._views: list[torch.Tensor] = []
+        self._seen: list[int] = []
+        ends = np.cumsum([0, *(len(self._few(weight)) for weight in self._weights)]).tolist()
+        #: Where a weight's entries are in what is read.
+        self.spans = dict(zip(weights, map(slice, ends, ends[1:]), strict=False))
+
+    def _few(self, weight: torch.Tensor) -> torch.Tensor:
+        flat = memory(weight)
+        count = min(len(flat), max(_LEAST, _ENTRIES * len(flat) // self._total))
+        return flat[:: max(1, len(flat) // max(count, 1))][:count]
+
+    def read(self) -> torch.Tensor:
+        """Return the entries of all weights, ``[n]``, as the first one's."""
+        seen = [weight.data_ptr() for weight in self._weights]
+        if seen != self._seen:
+            self._seen, self._views = seen, [self._few(weight) for weight in self._weights]
+        if not seen:
+            return torch.zeros(0)
+        return torch.cat([view.to(self._views[0]) for view in self._views])
+
+    def by_name(self, entries: torch.Tensor) -> Tensors:
+        """Return each weight's entries."""
+        return {name: entries[at] for name, at in self.spans.items()}
+
+
+class Past:
+    """Released weights at a few entries: of recent steps, of epochs' ends, and averages of all.
+
+    Args:
+        first: the weights before the first step, ``[n]``.
+    """
+
+    def __init__(self, first: torch.Tensor) -> None:
+        self._exact = torch.float32 if first.device.type == "mps" else torch.float64
+        self._first, self._averages = first, first.to(self._exact).repeat(len(_REACH), 1)
+        self._shares = torch.as_tensor(1.0 / _REACH).to(self._averages)[:, None]
+        self._recent: deque[torch.Tensor] = deque(maxlen=_STEPS)
+        self._ends: deque[torch.Tensor] = deque(maxlen=_ENDS)
+
+    def add(self, entries: torch.Tensor) -> None:
+        """Add the weights after a step."""
+        self._averages.lerp_(entries.to(self._exact), self._shares)
+        self._recent.append(entries)
+
+    def end_epoch(self) -> None:
+        """Keep the last step's weights for longer."""
+        self._ends.extend([*self._recent][-1:])
+
+    def why_not(self, old: torch.Tensor, new: torch.Tensor, where: torch.Tensor) -> str:
+        """Return why weights are no combination of released ones; empty if they are one.
+
+        The combination is fitted to three quarters of the entries, and must fit the rest.
+
+        Args:
+            old: the weights before the change at all entries, ``[n]``.
+            new: after it, ``[n]``.
+            where: whether an entry's weight has changed, ``[n]``.
+        """
+        steps = [self._first, *reversed(self._recent), *reversed(self._ends)]
+        if any(torch.equal(step[where], new[where]) for step in steps):
+            return _EARLIER
+        rows = [old, *steps[:_HALF], *self._averages, *steps[_HALF:]]
+        now = new[where].double().cpu().numpy()
+        table = torch.stack([row[where].double().cpu() for row in rows], 1).numpy()
+        table = table[:, : max(len(now) * 3 // 8, 1)]
+        target = now - table[:, 0]
+        table[:, 1:] -= table[:, :1].copy()
+        table /= np.maximum(np.linalg.norm(table, axis=0), 1e-300)
+        fitted = np.arange(len(now)) % 4 != 0
+        if not np.isfinite(
+            [*table.sum(1), *now]
+        ).all():  # the training went astray in an earlier step
+            return _NOT_MADE
+        found, *_ = np.linalg.lstsq(table[fitted], target[fitted], rcond=1e-10)
+        gap = float(np.linalg.norm(target[~fitted]))
+        rest = float(np.linalg.norm(target[~fitted] - table[~fitted] @ found))
+        floor = _ROUNDING * torch.finfo(new.dtype).eps * float(np.linalg.norm(now))
+        fits = rest <= max(_CLOSE * gap, min(floor, 0.1 * gap))
+        return "" if fits and fitted.any() else _NOT_MADE
+
+
+_NOT_MADE = "the new weights are not made of released ones"
+_EARLIER = "the weights of an earlier step are back, and something chose that step"
+
+
+def simply_changed(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """Return whether a tensor was scaled (also row by row), clamped, or lost its smallest entries.
+
+    Args:
+        old: before, of at least two entries.
+        new: after it, of the same shape.
+    """
+    a, b = old.detach().double().cpu(), new.detach().double().cpu()
+    if a.shape != b.shape or a.numel() < 2 or not bool(b.isfinite().all()):
+        return False
+    tight = 1e-5 * float(b.norm())
+    for rows in {1, len(a) if a.dim() > 1 else 1}:
+        x, y = a.reshape(rows, -1), b.reshape(rows, -1)
+        factor = (x * y).sum(1, keepdim=True) / (x * x).sum(1, keepdim=True).clamp(min=1e-300)
+        if float((y - factor * x).norm()) <= tight:
+            return True
+    low, high = float(b.min()), float(b.max())
+    if low < high and float((a.clamp(low, high) - b).norm()) <= tight:
+        return True
+    gone = (b == 0) & (a != 0)
+    kept = ~gone & (a != 0)
+    same = float((b - a)[~gone].norm()) <= tight
+    return same and (not kept.any() or float(a[gone].abs().max()) <= float(a[kept].abs().min()))
+
+
+# --- The fence.
+
+#: Hooks that are a part of the step, and hooks that run for each batch of a validation.
+_OF_STEP = ("on_train_batch_start", "on_train_batch_end")
+_OF_BATCH = ("validation_step", "on_validation_batch_start", "on_validation_batch_end")
+#: The hooks that are watched.
+HOOKS = (
+    *("setup", "configure_model", "configure_optimizers", "on_fit_start", "on_train_start"),
+    *("on_sanity_check_start", "on_sanity_check_end", "on_train_epoch_start", "on_train_epoch_end"),
+    *("on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end"),
+    *("on_validation_end", "on_train_end", "on_fit_end", *_OF_STEP, *_OF_BATCH[1:]),
+)
+#: Steps after which only one in `_SELDOM` explained changes within steps are judged.
+_OFTEN, _SELDOM = 100, 8
+#: What changes weights within a step if no hook does.
+_STEP = "code of a step, outside of the optimizer's update,"
+
+
+class Fence:
+    """Watches the weights of one training outside of its private steps.
+
+    Args:
+        log: keeps what is found.
+        live: returns whether steps belong to the training: False during a replay.
+        sessions: of the private optimizers; a list that is kept up to date.
+    """
+
+    def __init__(self, log: FenceLog, live: Callable[[], bool], sessions: Sequence[Any]) -> None:
+        self._log, self._live, self._sessions = log, live, sessions
+        self._module: torch.nn.Module | None = None
+        self._loaders: Callable[[], Any] = lambda: None
+        self._monitors: Callable[[], Iterable[tuple[str, str]]] = lambda: ()
+        self._validation: Callable[[], Any] = lambda: None
+        # Hooks, and how many of the user's run.
+        self._handles, self._hooked, self._depth = Handles(), False, 0
+        #: What was read since the last step.
+        self.reads = Reads()
+        # The steps that are watched, hooks on their optimizers, and what is read of their weights.
+        self._steps, self._stepping = list[Any](), Handles()
+        self._entries, self._past = Entries({}), Past(torch.zeros(0))
+        # Entries at the last look; whether a step is open, its batch has ended, one was closed.
+        self._now = torch.zeros(0)
+        self._open = self._ended = self._stepped = False
+        # Changes within the open step, whether it was examined; by what made them, whether those of
+        # steps that were examined are not explained.
+        self._changes: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        self._examined, self._covered = False, dict[str, bool]()
+        #: Whether something new changes the weights within steps.
+        self.news = False
+        # All values at the last look outside of a step, and the last step's where they changed.
+        self._held: Tensors | None = None
+        self._own: Tensors = {}
+        # Changes before the first step with the reads until then: its loader is not known yet.
+        self._early: list[tuple[str, Sequence[Read]]] = []
+
+    def begin(
+        self,
+        module: torch.nn.Module,
+        loaders: Callable[[], Any],
+        monitors: Callable[[], Iterable[tuple[str, str]]] = lambda: (),
+        validation: Callable[[], Any] = lambda: None,
+    ) -> None:
+        """Begin to watch, before the training is set up.
+
+        Args:
+            module: with all weights.
+            loaders: returns the training's loaders, None while they are unknown.
+            monitors: returns what decides by a metric, and the metric's name.
+            validation: returns the loaders whose records the other metrics are computed from.
+        """
+        self._module, self._loaders = module, loaders
+        self._monitors, self._validation = monitors, validation
+        self._held = self._values({})
+
+    @property
+    def watches(self) -> bool:
+        """Whether the training is watched now."""
+        return self._module is not None and self._live()
+
+    @property
+    def _records(self) -> Records:
+        return Records(self._loaders())
+
+    def iterates(self, loader: Any) -> None:
+        """Note that a loader is iterated, unless this is the training's own pass."""
+        own = any(loader is each for each in _pytree.tree_leaves(self._loaders()))
+        if self.watches and (self._depth or not own):
+            self.reads.loader(loader)
+
+    def watch_loaders(self) -> None:
+        """Call `iterates` for each loader that is iterated."""
+        self._handles.append(MethodHook(DataLoader, "__iter__", self.iterates, shown=True))
+
+    # ------------------------------------------------------------------ hooks
+
+    def watch(self, owner: Any, hook: str, name: str, *, trusted: bool = False) -> None:
+        """Look at the weights around a hook.
+
+        Args:
+            owner: module or callback, whose method it is.
+            hook: its name, in `HOOKS`.
+            name: of what it is a hook of, as findings name it.
+            trusted: whether it averages weights and nothing else.
+        """
+        self._hooked = True
+        call = _Call(getattr(owner, hook), self, hook, f"{hook} of {name}", trusted)
+        self._handles.append(_Watched(owner, hook, call))
+
+    def enters(self, hook: str) -> contextlib.AbstractContextManager[Any]:
+        """Begin a hook: what has changed so far is not its work; return a context to run it in."""
+        self._depth += 1
+        if self._depth > 1:
+            return contextlib.nullcontext()
+        if hook in _OF_STEP:
+            if hook == _OF_STEP[0]:
+                self.start_batch()
+            self._look(_STEP)
+        else:
+            self._hold()
+        with contextlib.ExitStack() as stack:
+            if hook not in (*_OF_STEP, *_OF_BATCH):
+                kinds = {type(d) for d, _ in self._records.sets.values() if isinstance(d, Dataset)}
+                for kind in kinds:
+                    for give in {"__getitem__", "__getitems__"} & {*dir(kind)}:
+                        stack.callback(MethodHook(kind, give, self.reads.item, shown=True).remove)
+                stack.enter_context(self.reads)
+            return stack.pop_all()
+
+    def leaves(self, hook: str, name: str, trusted: bool) -> None:
+        """End a hook, and judge what it changed."""
+        self._depth -= 1
+        if self._depth:
+            return
+        if hook in _OF_STEP:
+            self._look(name)
+        elif hook not in _OF_BATCH or not self._steps or self._moved():
+            self._compare(name, last=hook in ("on_train_end", "on_fit_end"), trusted=trusted)
+
+    def _moved(self) -> bool:
+        return not same_bits(self._now, self._entries.read())
+
+    # ------------------------------------------------------------------ steps
+
+    def start_batch(self) -> None:
+        """Begin a step, unless it has begun."""
+        if self._open and not self._ended:
+            return
+        self._close()
+        self._follow()
+        self._compare()
+        for told, reads in self._early:
+            if any(read(self._records) for read in reads):
+                self._log.told.setdefault(told, f"{told}, and training records had been read")
+        self._early, self._held, self._own, self.reads.seen = [], None, {}, {}
+        self._open, self._ended = True, False
+
+    def _follow(self) -> None:
+        """Read the weights of the present private optimizers, and look around their updates."""
+        steps = [session.step for session in self._sessions]
+        if [*map(id, steps)] == [*map(id, self._steps)]:
+            return
+        self._steps, self._entries = steps, Entries(self._weights())
+        self._now = self._entries.read()
+        self._past = Past(self._now)
+        self._stepping.remove()
+        self._stepping = Handles()
+        for step in steps:
+            begins, ends = entry(partial(self._update, True)), entry(partial(self._update, False))
+            self._stepping.append(step.inner.register_step_pre_hook(begins))
+            self._stepping.append(step.inner.register_step_post_hook(ends))
+
+    def _update(self, begins: bool, *_: Any) -> None:
+        """Look before an optimizer's update; what it changes is no change after it."""
+        if self.watches and begins:
+            self._look(_STEP)
+        elif self.watches:
+            self._now = self._entries.read()
+
+    def _look(self, name: str) -> None:
+        """Note a change of the weights within a step."""
+        before, self._now = self._now, self._entries.read()
+        if self._open and not same_bits(before, self._now):
+            self._changes.append((name, before, self._now))
+
+    def end_batch(self, steps: int, *, examined: bool) -> None:
+        """End a batch; hooks of its step may follow.
+
+        Args:
+            steps: number of steps so far.
+            examined: whether what the last of them leaves was replayed.
+        """
+        self._ended, self._examined, self._log.steps = True, examined, steps
+        if not self._hooked:
+            self._close()
+
+    def _close(self) -> None:
+        """Close the open step: judge its changes, and keep its weights."""
+        if not self._open:
+            return
+        self._look(_STEP)
+        for change in self._changes:
+            self._judge_within(*change)
+        self._past.add(self._now)
+        self._changes, self._open, self._stepped, self._examined = [], False, True, False
+
+    def _judge_within(self, name: str, before: torch.Tensor, after: torch.Tensor) -> None:
+        """Judge a change within a step, unless an examined step had one that is not explained."""
+        seen, steps = self._covered.get(name), self._log.steps
+        if name in self._log.waiting and not self._examined:
+            return
+        if seen or (seen is not None and steps > _OFTEN and steps % _SELDOM):
+            return
+        spans = self._entries.spans.values()
+        pairs = [(before[at], after[at]) for at in spans if not same_bits(before[at], after[at])]
+        why = self._why_not(pairs, before, after)
+        if self._examined:
+            self._covered[name] = bool(why)
+            self._log.waiting.pop(name, None)
+            return
+        self.news |= seen is None
+        if why:
+            what = f"{name} changed {_parameters(len(pairs))} in step {steps}"
+            self._log.waiting[name] = f"{what}, and no examined step had such a change: {why}"
+
+    # ------------------------------------------------------------------ between steps
+
+    def _hold(self) -> None:
+        """Close the open step, and copy all values until the next one."""
+        self._close()
+        if self._held is None:
+            self._compare()
+            self._held = self._values({})
+
+    def end_epoch(self) -> None:
+        """Keep all weights at an epoch's end, and the reasons why metrics decide something."""
+        self._past.end_epoch()
+        self._hold()
+        self.look_at_monitors()
+
+    def end(self, name: str = "") -> None:
+        """Compare all weights at the end of the training.
+
+        Args:
+            name: of what has run since the last look; empty if it is unknown.
+        """
+        self._hold()
+        self._compare(name, last=True)
+        self.look_at_monitors()
+
+    def look_at_monitors(self) -> list[str]:
+        """Return new sentences on decisions by metrics without noise."""
+        shared = self._records.share(Records(self._validation()))
+        found = []
+        for who, name in self._monitors():
+            names = {name, name.removesuffix("_epoch"), name.removesuffix("_step")}
+            if names & {*self._log.logged}:
+                found.append(f"{who} follows `{name}`, which the training logs without noise")
+            elif shared:
+                found.append(f"{who} follows `{name}` of a loader that gives training records")
+        news = [one for one in found if one not in self._log.monitors]
+        self._log.monitors += news
+        return news
+
+    def _compare(self, name: str = "", *, last: bool = False, trusted: bool = False) -> None:
+        """Judge what changed since the last look outside of a step.
+
+        Args:
+            name: of the hook; empty if it is unknown what ran.
+            last: whether no step follows.
+            trusted: see `watch`.
+        """
+        before, self._now = self._now, self._entries.read()
+        if self._held is None and same_bits(before, self._now):
+            return
+        if self._held is None:
+            held, now = (self._entries.by_name(entries) for entries in (before, self._now))
+        else:
+            held, now = self._held, self._values(self._held)
+            self._held = now
+        moved = [n for n in held if n in now and not _same(held[n], now[n])]
+        changed = [n for n in moved if n not in self._own or not _same(self._own[n], now[n])]
+        self._own = {**{n: held[n] for n in moved}, **self._own}
+        if not changed:
+            return
+        weights = [n for n in changed if n in self._entries.spans or not self._steps]
+        what, step = _parameters(len(weights)) if weights else changed[0], self._log.steps
+        told = f"{name} changed {what}" if name else f"{what} changed"
+        if not self._stepped:
+            self._early.append((f"{told} before the first step", [*self.reads.seen.values()]))
+            return
+        when = f"after step {step}" if name else f"between steps {step} and {step + 1}"
+        why = ""
+        if any(read(self._records) for read in self.reads.seen.values()):
+            why = "training records were read outside of the steps since the last one"
+        elif weights and not trusted:
+            why = self._why_not([(held[n], now[n]) for n in weights], before, self._now)
+        if not why and any(n.startswith("buffer") and _holds_values(now[n]) for n in changed):
+            why = "new values of buffers are not known to be made of released weights"
+        if why:
+            when = "after the last step" if last else when
+            self._log.told.setdefault(told, f"{told} {when}: {why}")
+
+    def _why_not(self, pairs: Sequence[Pair], before: torch.Tensor, after: torch.Tensor) -> str:
+        """Return why weights are not made of released ones; empty if they are.
+
+        Args:
+            pairs: the weights that changed, or some of their entries, before and after.
+            before: entries of all weights before, ``[n]``.
+            after: the same after it, ``[n]``.
+        """
+        if all(simply_changed(*pair) for pair in pairs):
+            return ""
+        where = torch.zeros(len(after), dtype=torch.bool, device=after.device)
+        for at in self._entries.spans.values():
+            where[at] = not same_bits(before[at], after[at])
+        return self._past.why_not(before, after, where) if where.any() else _NOT_MADE
+
+    # ------------------------------------------------------------------ values
+
+    def _weights(self) -> Tensors:
+        """Return the parameters that private optimizers train; before there are any, all."""
+        assert self._module is not None
+        own = {id(p) for session in self._sessions for p in session.step.params}
+        named = [(own_name(n), p) for n, p in self._module.named_parameters() if _is_held(p)]
+        return {name: p for name, p in named if id(p) in own or not own}
+
+    def _values(self, held: Tensors) -> Tensors:
+        """Return weights, buffers and optimizer states: a held value where it is the same still."""
+        assert self._module is not None
+        found: dict[str, Any] = dict(self._weights())
+        names = {id(p): name for name, p in found.items()}
+        found |= {f"buffer {own_name(name)}": b for name, b in self._module.named_buffers()}
+        for step in self._steps:
+            for p, state in step.inner.state.items():
+                found |= {f"optimizer state {k} of {names.get(id(p))}": v for k, v in state.items()}
+        return {
+            name: held[name]
+            if name in held and _same(held[name], value)
+            else value.detach().clone()
+            for name, value in found.items()
+            if isinstance(value, torch.Tensor) and _is_held(value)
+        }
+
+    def detach(self) -> None:
+        """Remove all hooks."""
+        self._handles.remove()
+        self._stepping.remove()
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two vectors are equal; NaN equals itself."""
+    return torch.equal(one, other) or (
+        one.shape == other.shape
+        and torch.equal(torch.nan_to_num(one, 0.5), torch.nan_to_num(other, 0.5))
+    )
+
+
+def _is_held(value: Any) -> bool:
+    """Return whether a tensor has values."""
+    return not is_lazy(value) and value.device.type != "meta"
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and same_bits(one.to(other.device), other)
+
+
+def _parameters(count: int) -> str:
+    return f"{count} parameter{'s' * (count > 1)}"
+
+
+def _holds_values(value: torch.Tensor) -> bool:
+    """Return whether a buffer is more than a counter or one number."""
+    return value.is_floating_point() and value.numel() > 1
+
+
+class _Watched(MethodHook):
+    """A hook of the user's with looks at the weights around it."""
+
+    def __init__(self, owner: Any, name: str, call: _Call) -> None:
+        self._install(owner, name, call)
+
+
+@dataclass(eq=False)
+class _Call:
+    """The call of a watched hook; a copy or a pickle of its owner has the hook alone."""
+
+    own: Any
+    fence: Fence
+    event: str
+    name: str
+    trusted: bool
+
+    def __post_init__(self) -> None:
+        functools.update_wrapper(self, self.own)
+        self.enters = entry(self.fence.enters, lambda *_: contextlib.nullcontext())
+        self.leaves = entry(self.fence.leaves)
+
+    def __reduce__(self) -> Any:
+        owner = getattr(self.own, "__self__", None)
+        return (getattr, (owner, self.event)) if owner is not None else (_given, (self.own,))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.fence.watches:
+            return self.own(*args, **kwargs)
+        try:
+            with self.enters(self.event):
+                return self.own(*args, **kwargs)
+        finally:
+            self.leaves(self.event, self.name, self.trusted)
+
+
+def _given(item: Any) -> Any:
+    return item

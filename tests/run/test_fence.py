@@ -1,0 +1,698 @@
+"""What changes weights outside of private steps is named, unless it is made of released weights."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from plain_loops import Made, loss_of, made
+from pytorch_lightning.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
+from pytorch_lightning.callbacks import StochasticWeightAveraging as Swa
+from pytorch_lightning.callbacks.weight_averaging import EMAWeightAveraging
+from resume_support import RESUMING, StepwiseModule
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
+from trained import Validated, check
+from training_support import PrivateModule, mlp, random_data, trainer_for
+
+from lightning_audit import Allow, AuditReport, PrivacyAudit, attach
+from lightning_audit.run.fence import HOOKS, Entries, Past, Reads, Records, simply_changed
+
+# --- Trainings of three epochs of four steps.
+
+
+def module(kind: type[PrivateModule] = PrivateModule, **given: Any) -> PrivateModule:
+    torch.manual_seed(0)
+    return kind(dataset=random_data(64), **given)
+
+
+def trained(folder: Path, training: Any, *callbacks: Any, **given: Any) -> AuditReport:
+    of_audit = {"examinations": 0, "allow": (), **given}
+    audit = {name: of_audit.pop(name) for name in ("examinations", "allow")}
+    callback = PrivacyAudit(seed=1, on_violation="warn", **audit)
+    trainer_for(folder, callback, *callbacks, **{"max_epochs": 3, **of_audit}).fit(training)
+    return callback.report
+
+
+def changes(report: AuditReport) -> str:
+    found = check(report, "fence.weights")
+    assert found.status == ("warned" if found.evidence["changes"] else "ok")
+    blocked = any(item.startswith("fence.weights: ") for item in report.verdict.pass_blockers)
+    assert blocked == bool(found.evidence["changes"])
+    return found.message if blocked else ""
+
+
+@torch.no_grad()
+def nets_weights(pl_module: Any) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in pl_module.net.parameters()]
+
+
+@torch.no_grad()
+def put_all(net: torch.nn.Module, weights: list[torch.Tensor]) -> None:
+    for p, value in zip(net.parameters(), weights, strict=True):
+        p.copy_(value)
+
+
+def raw_gradients(pl_module: Any) -> list[torch.Tensor]:
+    """Gradients of the records of a loader, without clipping and noise."""
+    twin = mlp()
+    put_all(twin, nets_weights(pl_module))
+    with torch.inference_mode(False), torch.enable_grad():
+        for x, y in DataLoader(pl_module.dataset, 16):
+            functional.cross_entropy(twin(x), y).backward()
+    return [p.grad for p in twin.parameters()]
+
+
+# --- Faults, each# --- Faults, each with the hook that is named.
+
+
+class LabelBias(PrivateModule):
+    """The last bias starts at the labels' frequencies."""
+
+    def on_train_start(self) -> None:
+        counts = torch.bincount(self.dataset.tensors[1], minlength=10).float()
+        with torch.no_grad():
+            [*self.net.parameters()][-1].copy_((counts + 1).log())
+
+
+class LabelBiasOfItems(PrivateModule):
+    """The same in another hook, by the data set's items."""
+
+    def on_fit_start(self) -> None:
+        labels = [int(self.dataset[i][1]) for i in range(len(self.dataset))]
+        with torch.no_grad():
+            [*self.net.parameters()][-1].add_(float(np.mean(labels)))
+
+
+class RawAtEnd(pl.Callback):
+    """A twin trained without noise is put in at the end."""
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        with torch.no_grad():
+            for p in pl_module.net.parameters():
+                p.mul_(0.5).add_(0.5 * torch.sin(37.0 * torch.arange(p.numel()).view_as(p)))
+
+
+class RawAtFitEnd(pl.Callback):
+    """The same, after the report was written."""
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        RawAtEnd().on_train_end(trainer, pl_module)
+
+
+class BestByTrainLoss(pl.Callback):
+    """Keeps the weights of the least raw loss."""
+
+    best, weights = float("inf"), None
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+        if trainer.global_step == 3 or float(outputs["loss"]) < self.best - 1.0:
+            self.best, self.weights = float(outputs["loss"]), nets_weights(pl_module)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        put_all(pl_module.net, self.weights)
+
+
+class StepsInValidation(Validated, PrivateModule):
+    """Trains in validation."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        for p, grad in zip(self.net.parameters(), raw_gradients(self), strict=True):
+            p.data.sub_(0.1 * grad)
+
+
+class Fisher(pl.Callback):
+    """Scales weights by the gradients of the records, between epochs."""
+
+    @torch.no_grad()
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        gradients = raw_gradients(pl_module)
+        for p, grad in zip(pl_module.net.parameters(), gradients, strict=True):
+            p.div_(1.0 + grad.square().mean())
+
+
+class PrunesByRaw(pl.Callback):
+    """Prunes the entries with the smallest raw gradients, which a step has kept."""
+
+    kept: Any = None
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        self.kept = [p.grad_sample.sum(0).abs() for p in pl_module.net.parameters()]
+
+    @torch.no_grad()
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        for p, size in zip(pl_module.net.parameters(), self.kept, strict=True):
+            p[size < size.flatten().quantile(0.3)] = 0.0
+
+
+class Centers(PrivateModule):
+    """Fills a buffer from the records between epochs."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.register_buffer("centers", torch.zeros(10, 8))
+
+    def on_train_epoch_end(self) -> None:
+        x, y = self.dataset.tensors
+        for label in range(10):
+            self.centers[label] = x[y == label].sum(0)
+
+
+class KeptCenters(Centers):
+    """The same of what the steps have seen."""
+
+    seen: Any = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen = batch[0].mean(0)
+        return super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self) -> None:
+        self.centers[0] = self.seen
+
+
+class Momentum(PrivateModule):
+    """Fills the optimizer's state from the records."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(inner=lambda params: torch.optim.Adam(params, 1e-3), **given)
+
+    def on_train_epoch_end(self) -> None:
+        total = float(self.dataset.tensors[0].sum())
+        for state in self.optimizers().optimizer.original_optimizer.state.values():
+            state["exp_avg"].add_(total)
+
+
+class Temperature(pl.Callback):
+    """Scales the last layer by what fits the records, at the end."""
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        x, _ = pl_module.dataset[:]
+        with torch.no_grad():
+            [*pl_module.net.parameters()][-2].mul_(1.0 + float(x.std()))
+
+
+class Rarely(pl.Callback):
+    """Draws a bias anew within one step, which is not examined."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        if trainer.global_step == 7:
+            [*pl_module.net.parameters()][-1].data.normal_()
+
+
+@pytest.mark.parametrize(
+    ("kind", "callbacks", "told"),
+    [
+        (LabelBias, (), "on_train_start of the module changed 1 parameter before the first step"),
+        (LabelBiasOfItems, (), "on_fit_start of the module changed 1 parameter before the first"),
+        (PrivateModule, (RawAtEnd,), "on_train_end of RawAtEnd changed 6 parameters after the la"),
+        (PrivateModule, (RawAtFitEnd,), "a hook on_fit_end or teardown changed 6 parameters after"),
+        (PrivateModule, (BestByTrainLoss,), "last step: the weights of an earlier step are back"),
+        (StepsInValidation, (), "validation_step of the module changed 6 parameters after step 4"),
+        (PrivateModule, (Fisher,), "on_train_epoch_end of Fisher changed 6 parameters after step"),
+        (PrivateModule, (PrunesByRaw,), "on_train_epoch_end of PrunesByRaw changed 6 parameters a"),
+        (Centers, (), "on_train_epoch_end of the module changed buffer centers after step 4: tra"),
+        (KeptCenters, (), "changed buffer centers after step 4: new values of buffers are not kn"),
+        (Momentum, (), "on_train_epoch_end of the module changed optimizer state exp_avg"),
+        (PrivateModule, (Temperature,), "on_train_end of Temperature changed 1 parameter after"),
+        (PrivateModule, (Rarely,), "on_train_batch_end of Rarely changed 1 parameter in step 7"),
+    ],
+)
+def test_a_change_is_named_with_its_hook(tmp_path, kind, callbacks, told):
+    report = trained(tmp_path, module(kind), *(make() for make in callbacks))
+    assert told in changes(report)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+
+
+# --- Correct trainings.
+
+
+class Ema(pl.Callback):
+    """An average of all steps' weights, swapped in for validation and put in at the end."""
+
+    weights: Any = None
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        now = nets_weights(pl_module)
+        for kept, value in zip(self.weights or now, now, strict=True):
+            kept.lerp_(value, 0.1)
+        self.weights = self.weights or now
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self.own = nets_weights(pl_module)
+        put_all(pl_module.net, self.weights or self.own)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        put_all(pl_module.net, self.own)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        put_all(pl_module.net, self.weights)
+
+
+class Lookahead(pl.Callback):
+    """Goes half of the way from the weights of the last epoch's end to the present ones."""
+
+    slow: Any = None
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        fast = nets_weights(pl_module)
+        self.slow = [s.lerp(f, 0.5) for s, f in zip(self.slow or fast, fast, strict=True)]
+        put_all(pl_module.net, self.slow)
+
+
+def each_weight(change: Callable[[torch.Tensor], Any], hook: str) -> LambdaCallback:
+    @torch.no_grad()
+    def changed(trainer: Any, pl_module: Any, *_: Any) -> None:
+        for p in pl_module.net.parameters():
+            p.copy_(change(p))
+
+    return LambdaCallback(**{hook: changed})
+
+
+def pruned(p: torch.Tensor) -> torch.Tensor:
+    return torch.where(p.abs() < p.abs().flatten().quantile(0.2), 0.0, p)
+
+
+class HeldOut(Validated, PrivateModule):
+    """Validates on records that are not trained on, of the same memory."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.dataset, self.held_out = random_split(self.dataset, [48, 16])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.held_out, 8)
+
+
+class Initialized(HeldOut):
+    """Initializes and loads weights, and counts records, before the first step."""
+
+    def setup(self, stage: str) -> None:
+        torch.nn.init.zeros_(self.net[-1].weight)
+
+    def on_train_start(self) -> None:
+        put_all(self.net, [*mlp().parameters()])
+
+    def on_train_epoch_start(self) -> None:
+        float(self.dataset.dataset.tensors[1].float().mean())
+
+
+class Counts(PrivateModule):
+    """Has a counter as a buffer."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.register_buffer("epochs", torch.zeros(1))
+
+    def on_train_epoch_end(self) -> None:
+        self.epochs += 1
+
+
+def within_norm(p: torch.Tensor) -> torch.Tensor:
+    return torch.renorm(p, 2, 0, 0.5) if p.dim() > 1 else p
+
+
+@pytest.mark.parametrize(
+    ("kind", "callbacks"),
+    [
+        (PrivateModule, lambda: [Ema()]),
+        (HeldOut, lambda: [Ema(), ModelCheckpoint(monitor="val_loss"), EarlyStopping("val_loss")]),
+        (PrivateModule, lambda: [Lookahead()]),
+        (PrivateModule, lambda: [Swa(0.05, 1)]),
+        (HeldOut, lambda: [EMAWeightAveraging()]),
+        (PrivateModule, lambda: [each_weight(lambda p: p.clamp(-0.1, 0.1), "on_train_epoch_end")]),
+        (PrivateModule, lambda: [each_weight(lambda p: 0.99 * p, "on_train_epoch_start")]),
+        (PrivateModule, lambda: [each_weight(pruned, "on_train_end")]),
+        (PrivateModule, lambda: [each_weight(within_norm, "on_train_epoch_end")]),
+        (Initialized, lambda: []),
+        (Counts, lambda: []),
+    ],
+)
+def test_weights_made_of_released_ones_pass(tmp_path, kind, callbacks):
+    given = {"enable_checkpointing": True} if kind is HeldOut else {}
+    report = trained(tmp_path, module(kind), *callbacks(), **given)
+    assert changes(report) == ""
+    assert check(report, "fence.monitors").status == "ok"
+
+
+def new_head(trainer: Any, pl_module: Any) -> None:
+    if trainer.current_epoch == 0:
+        with torch.no_grad():
+            [*pl_module.net.parameters()][-1].normal_()
+
+
+def test_a_layer_drawn_anew_is_allowed_with_a_reason(tmp_path):
+    reason = "drawn anew, without a look at the records"
+    for allow in ((), [Allow("fence.weights", reason=reason)]):
+        again = LambdaCallback(on_train_epoch_end=new_head)
+        report = trained(tmp_path, module(), again, allow=allow)
+        blocked = [item for item in report.verdict.pass_blockers if "fence" in item]
+        assert bool(blocked) == (not allow)
+        assert ("fence.weights" in report.verdict.allowed) == bool(allow)
+        if blocked:
+            assert "allow=[Allow('fence.weights', reason='...')]" in blocked[0]
+            assert "LambdaCallback changed 1 parameter after step 4" in blocked[0]
+        else:
+            assert any(reason in note for note in report.notes)
+
+
+def test_a_change_within_steps_is_left_to_the_replays_of_a_step_that_makes_it(tmp_path):
+    noisy = each_weight(lambda p: p + 0.01 * torch.randn_like(p), "on_train_batch_end")
+    given = {"max_steps": 3, "max_epochs": None}
+    report = trained(tmp_path / "not", module(), noisy, **given)
+    assert "LambdaCallback changed 6 parameters in step 1, and no examined step" in changes(report)
+    assert changes(trained(tmp_path, module(), noisy, examinations=1, **given)) == ""
+
+
+class ClampsAndOnceMore(pl.Callback):
+    """Clamps in each step, and draws a bias again in one."""
+
+    @torch.no_grad()
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        for p in pl_module.net.parameters():
+            p.clamp_(-0.2, 0.2)
+        if trainer.global_step == 3:
+            [*pl_module.net.parameters()][-1].normal_()
+
+
+def test_an_examined_step_with_an_explained_change_does_not_excuse_another(tmp_path):
+    given = {"examinations": 1, "max_steps": 4, "max_epochs": None}
+    told = changes(trained(tmp_path, module(), ClampsAndOnceMore(), **given))
+    assert "on_train_batch_end of ClampsAndOnceMore changed" in told
+    assert "in step 3, and no examined step had such a change" in told
+
+
+@RESUMING
+def test_a_resumed_run_keeps_what_was_named(tmp_path):
+    again = LambdaCallback(on_train_epoch_end=new_head)
+    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1, examinations=0), again, max_steps=6)
+    trainer.fit(module(StepwiseModule))
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    audit = PrivacyAudit(seed=1, examinations=0)
+    resumed = trainer_for(tmp_path, audit, max_steps=10)
+    resumed.fit(module(StepwiseModule), ckpt_path=tmp_path / "saved.ckpt", weights_only=True)
+    assert "LambdaCallback changed 1 parameter after step 4" in changes(audit.report)
+    assert check(audit.report, "fence.weights").evidence == {"changes": 1}
+
+
+def test_no_hook_is_left(tmp_path):
+    owners = [DataLoader, TensorDataset, Dataset, pl.strategies.SingleDeviceStrategy]
+    before = [dict(vars(owner)) for owner in owners]
+    training, callback = module(Centers), Ema()
+    trained(tmp_path, training, callback)
+    assert [dict(vars(owner)) for owner in owners] == before
+    assert not {*vars(training), *vars(callback)} & {*HOOKS}
+
+
+def test_a_copy_or_a_pickle_of_the_module_in_a_hook_has_its_own_hooks(tmp_path):
+    copies: list[Any] = []
+    training = module(Counts)
+    fence = LambdaCallback(on_train_start=lambda _, pl: copies.append(copy.deepcopy(pl)))
+    trained(tmp_path / "copied", training, fence)
+    (copied,) = copies
+    copied.on_train_epoch_end()
+    assert (float(copied.epochs), float(training.epochs)) == (1.0, 3.0)
+    assert "on_train_epoch_end" not in vars(training)
+
+
+# --- Plain loops, whose code between two steps has no name.
+
+
+def loop(training: Made, between: Callable[[Made, int], None], epochs: int = 3) -> None:
+    for epoch in range(epochs):
+        training.model.train()
+        for batch in training.loader:
+            training.optimizer.zero_grad()
+            loss_of(training, batch).backward()
+            training.optimizer.step()
+        with torch.no_grad():
+            between(training, epoch)
+
+
+def attached(folder: Path, between: Callable[[Made, int], None]) -> AuditReport:
+    training = made(loader=DataLoader(random_data(64), 16))
+    given = {"examinations": 0, "on_violation": "warn", "seed": 1}
+    with attach(*training.training, report_dir=folder, **given) as audit:
+        loop(training, between)
+    return audit.report
+
+
+def weights_of(training: Made) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in training.model.parameters()]
+
+
+def drawn_anew(training: Made, epoch: int) -> None:
+    if epoch == 0:
+        [*training.model.parameters()][-1].normal_()
+
+
+def drawn_at_the_end(training: Made, epoch: int) -> None:
+    if epoch == 2:
+        [*training.model.parameters()][-1].normal_()
+
+
+def put_back(training: Made, epoch: int) -> None:
+    if epoch == 0:
+        training.best = weights_of(training)
+    if epoch == 2:
+        put_all(training.model, training.best)
+
+
+def scaled_by_records(training: Made, epoch: int) -> None:
+    training.model.eval()
+    losses = [loss_of(training, batch) for batch in training.loader]
+    put_all(training.model, [p / (1.0 + sum(losses)) for p in weights_of(training)])
+
+
+@pytest.mark.parametrize(
+    ("between", "told"),
+    [
+        (drawn_anew, "1 parameter changed between steps 4 and 5: the new weights are not made of"),
+        (drawn_at_the_end, "1 parameter changed after the last step"),
+        (put_back, "6 parameters changed after the last step: the weights of an earlier step are"),
+        (scaled_by_records, "6 parameters changed between steps 4 and 5: training records were re"),
+    ],
+)
+def test_a_change_in_a_plain_loop_is_named_by_the_steps_around_it(tmp_path, between, told):
+    report = attached(tmp_path, between)
+    assert told in changes(report)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+
+
+def clamped(training: Made, epoch: int) -> None:
+    put_all(training.model, [p.clamp(-0.2, 0.2) for p in weights_of(training)])
+
+
+def averaged(training: Made, epoch: int) -> None:
+    now = weights_of(training)
+    before = getattr(training, "average", now)
+    training.average = [a.lerp(p, 0.5) for a, p in zip(before, now, strict=True)]
+    if epoch == 2:
+        put_all(training.model, training.average)
+
+
+@pytest.mark.parametrize("between", [clamped, averaged, lambda *_: None])
+def test_weights_made_of_released_ones_pass_in_a_plain_loop(tmp_path, between):
+    assert changes(attached(tmp_path, between)) == ""
+
+
+# --- Metrics without noise that decide.
+
+
+class LogsLoss(Validated, PrivateModule):
+    """Logs its loss in training and on the training records in validation."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", PrivateModule.training_step(self, batch, batch_idx))
+
+
+class Plateau(LogsLoss):
+    """Its learning rate follows the loss."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "monitor": "train_loss_epoch"},
+        }
+
+
+@pytest.mark.parametrize(
+    ("kind", "callbacks", "told"),
+    [
+        (Plateau, (), "ReduceLROnPlateau follows `train_loss_epoch`, which the training logs"),
+        (LogsLoss, ("train_loss",), "EarlyStopping follows `train_loss`, which the training logs"),
+        (LogsLoss, ("val_loss",), "follows `val_loss` of a loader that gives training records"),
+    ],
+)
+def test_a_metric_without_noise_that_decides_is_named_before_step_1(
+    tmp_path, caplog, kind, callbacks, told
+):
+    stops = [EarlyStopping(name) for name in callbacks]
+    report = trained(tmp_path, module(kind), *stops, max_epochs=1)
+    assert told in check(report, "fence.monitors").message
+    assert any(told in item for item in report.verdict.pass_blockers)
+    assert any(told in line for line in caplog.messages)
+
+
+# --- Which records a loader, a data set or a part of memory gives.
+
+
+class Listed(Dataset):
+    """Records in a list, which torch does not see."""
+
+    def __init__(self, size: int) -> None:
+        self.items = [(torch.randn(8), i % 10) for i in range(size)]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+def test_loaders_share_records_by_memory_and_rows():
+    data = random_data(64)
+    x, y = data.tensors
+    halves = TensorDataset(x[:32], y[:32]), TensorDataset(x[32:], y[32:])
+    parts = random_split(data, [40, 24])
+    listed = Listed(10)
+    arrays = TensorDataset(torch.from_numpy(x.numpy()))
+    same = [(data, data), (data, arrays), (data, parts[0]), (data, halves[1]), (listed, listed)]
+    for one, other in [*same, (Subset(parts[0], [3]), data), (Subset(listed, [1, 2]), listed)]:
+        assert Records([DataLoader(one)]).share(Records(DataLoader(other)))
+        assert Records([DataLoader(other)]).share(Records(DataLoader(one)))
+    others = [parts, halves, (Subset(listed, [1, 2]), Subset(listed, [3])), (data, random_data(64))]
+    for one, other in [*others, (Subset(parts[0], [1]), Subset(parts[0], [0]))]:
+        assert not Records([DataLoader(one)]).share(Records(DataLoader(other)))
+        assert not Records([DataLoader(other)]).share(Records(DataLoader(one)))
+
+
+def seen(reads: Reads, records: Records) -> bool:
+    return any(read(records) for read in reads.seen.values())
+
+
+def test_reads_of_memory_are_seen_and_views_and_other_rows_are_none():
+    data = random_data(64)
+    mine, others = (Records([part]) for part in random_split(data, [40, 24]))
+    reads = Reads()
+    with reads:
+        row = data.tensors[0][int(mine.sets[id(data)][1][0])]
+    assert not seen(reads, mine)
+    with reads:
+        row.sum()
+    assert seen(reads, mine)
+    assert not seen(reads, others)
+
+
+def test_memory_that_was_freed_since_is_not_read():
+    reads = Reads()
+    data = torch.randn(64, 8)
+    with reads:
+        data.mean()
+    place = data.data_ptr()
+    records = Records([TensorDataset(data)])
+    assert seen(reads, records)
+    again = torch.from_numpy(np.empty(0, dtype=np.float32))
+    del data, records
+    records = Records([TensorDataset(again)])
+    records._places = [(place + 32 * np.arange(64), 32)]  # as of a tensor that lies there now
+    assert not seen(reads, records)
+
+
+# --- What is made of released weights.
+
+
+def walk(steps: int, size: int = 700, seed: int = 0) -> torch.Tensor:
+    """Weights of a training: a random walk, ``[steps + 1, size]``."""
+    generator = torch.Generator().manual_seed(seed)
+    moves = 0.01 * torch.randn(steps, size, generator=generator)
+    return torch.cat([torch.randn(1, size, generator=generator), moves]).cumsum(0)
+
+
+def past(weights: torch.Tensor, every: int = 10) -> Past:
+    made_of = Past(weights[0])
+    for step, row in enumerate(weights[1:], 1):
+        made_of.add(row)
+        if step % every == 0:
+            made_of.end_epoch()
+    return made_of
+
+
+def why_not(weights: torch.Tensor, new: torch.Tensor) -> str:
+    return past(weights).why_not(weights[-1], new, torch.ones(len(new), dtype=torch.bool))
+
+
+def average(weights: torch.Tensor, decay: Callable[[int], float]) -> torch.Tensor:
+    kept = weights[0].clone()
+    for step, row in enumerate(weights[1:], 1):
+        kept.lerp_(row, 1.0 - decay(step))
+    return kept
+
+
+@pytest.mark.parametrize("steps", [30, 400, 2000])
+@pytest.mark.parametrize(
+    "decay",
+    [
+        *(lambda _, d=d: d for d in (0.5, 0.9, 0.99, 0.995, 0.999, 0.9999)),
+        lambda step: min(0.999, (1 + step) / (10 + step)),
+        lambda step: step / (step + 1),
+        lambda step: 1.0 if step % 10 else 0.7,
+    ],
+)
+def test_averages_of_all_steps_are_made_of_released_weights(steps, decay):
+    weights = walk(steps)
+    assert why_not(weights, average(weights, decay)) == ""
+
+
+@pytest.mark.parametrize("steps", [30, 400])
+@pytest.mark.parametrize("size", [40, 700])
+def test_other_weights_are_not_made_of_released_ones(steps, size):
+    weights = walk(steps, size)
+    again = walk(steps, size, seed=1)
+    for new in (again[-1], weights[-1] + 1e-3 * again[-1], 0.9 * weights[-1] + 0.1 * again[-1]):
+        assert "not made of" in why_not(weights, new)
+    for earlier in (0, 20, steps // 2, steps - 3):
+        assert why_not(weights, weights[earlier])
+    masked = weights[-1] * (again[-1] > 0.0)
+    assert "not made of" in why_not(weights, masked)
+
+
+def test_scaled_clamped_and_pruned_tensors_are_simple_and_others_are_not():
+    old = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
+    simple = [0.5 * old, old.clamp(-0.3, 0.4), pruned(old), torch.renorm(old, 2, 0, 1.0), 0 * old]
+    assert all(simply_changed(old, new) for new in simple)
+    flipped = old.clone()
+    flipped[0, 0] += 1e-2
+    others = [flipped, old.flip(0), old * (old.abs() < 1.0), old + 1.0, torch.full_like(old, 0.3)]
+    assert not any(simply_changed(old, new) for new in others)
+    assert not simply_changed(torch.ones(1), 2 * torch.ones(1))
+
+
+def test_a_few_entries_of_each_weight_are_read_wherever_it_lies():
+    weights = {
+        "large": torch.nn.Parameter(torch.randn(300, 200)),
+        "small": torch.nn.Parameter(torch.randn(3)),
+        "turned": torch.nn.Parameter(torch.randn(50, 40).t()),
+    }
+    entries = Entries(weights)
+    first = entries.read()
+    assert {name: at.stop - at.start for name, at in entries.spans.items()}["small"] == 3
+    assert len(first) < 1100
+    weights["small"].data = torch.zeros(3)
+    assert torch.equal(entries.read()[entries.spans["small"]], torch.zeros(3))
+    weights["turned"].data.add_(1.0)
+    assert not torch.equal(entries.read(), first)
