@@ -468,7 +468,8 @@ class Check:
 ENTRY_POINTS = "lightning_audit.checks"
 #: The modules of each subject, in the order of the report.
 _SUBJECTS = (
-    *(("update",), ("noise", "noise_faults"), ("clipping",), ("replayed_noise", "replay")),
+    *(("update",), ("noise", "noise_faults"), ("clipping",), ("between",)),
+    ("replayed_noise", "replay"),
     *(("randomness",), ("sampling",), ("accounting",)),
 )
 

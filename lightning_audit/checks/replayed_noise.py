@@ -538,6 +538,15 @@ REPLAY_NOISE = Check(
             ("replay", "clipping"),
         ),
         _rule(
+            ("seed",),
+            "noise_from_small_seed",
+            "The noise comes from a seed that can be guessed",
+            "noise that can be computed: each step seeds its generator with a small number",
+            "what seeds a generator within a step (the step's or the batch's number): seed it "
+            "once, before training, or not at all",
+            -10,
+        ),
+        _rule(
             ("one_value",),
             "one_value_for_all_coordinates",
             "All coordinates of a step get one noise value",
@@ -653,10 +662,10 @@ CHECKS = (REPLAY_NOISE,)
 
 #: Kinds of findings without a family of tests.
 MISSING, OF_RECORDS = "missing", "records"
-#: Kind for noise that depends on earlier noise.
-EARLIER = "earlier"
+#: Kinds for noise that depends on earlier noise, or on a small seed.
+EARLIER, SEED = "earlier", "seed"
 #: Number of kinds that may be tested in a look at several draws of one step.
-_OF_DRAWS = len(FAMILIES) + len((MISSING, OF_RECORDS, EARLIER))
+_OF_DRAWS = len(FAMILIES) + len((MISSING, OF_RECORDS, EARLIER, SEED))
 #: Kinds more specific than small noise or another shape, and the log e-value that makes one clear.
 _SHARPEST = (
     OF_RECORDS,
@@ -670,6 +679,7 @@ _SHARPEST = (
     TOGETHER,
     MISSING,
     EARLIER,
+    SEED,
     SCALE,
     TENSOR,
 )

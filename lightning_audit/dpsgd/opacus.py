@@ -714,16 +714,27 @@ class OpacusStep(DPSGDStep):
             raise CannotEnter("the gradients of an earlier step were not cleared")
         return found
 
+    @property
+    def _generator(self) -> Any:
+        """The generator of the noise, on the parameters' device if it is torch's own."""
+        device = self.params[0].device
+        if self.optimizer.generator is not None:
+            return self.optimizer.generator
+        if device.type == "cuda":
+            return torch.cuda.default_generators[device.index or 0]
+        return torch.default_generator
+
+    def noise_seed(self) -> int | None:
+        """Return the seed of the noise generator; None if it is not accessible."""
+        try:
+            return int(self._generator.initial_seed())
+        except (AttributeError, RuntimeError):  # generators of Opacus' secure mode
+            return None
+
     def noise_state(self) -> str | None:
         """Return a digest of the noise generator's state; None if it is not accessible."""
-        generator = self.optimizer.generator
-        if generator is None:
-            device = self.params[0].device
-            generator = torch.default_generator
-            if device.type == "cuda":
-                generator = torch.cuda.default_generators[device.index or 0]
         try:
-            state = generator.get_state()
+            state = self._generator.get_state()
         except (AttributeError, RuntimeError):  # generators of Opacus' secure mode
             return None
         return hashlib.blake2b(state.numpy().tobytes(), digest_size=16).hexdigest()

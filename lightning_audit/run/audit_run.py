@@ -17,7 +17,7 @@ from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.history import rates_known
 from lightning_audit.canaries.inputs import InputCanary, rows
 from lightning_audit.checks.accounting import Ledger
-from lightning_audit.checks.replay import REPLAY_RELEASE
+from lightning_audit.checks.replay import REPLAY_CLIPPING, REPLAY_RELEASE
 from lightning_audit.checks.sampling import DrawnBatches
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.protocol import Backward
@@ -539,6 +539,10 @@ class AuditRun:
         regular = waits and taken == 1 and noise == self.lints.regular
         if not regular and self.lints.end_batch(batch, self.sessions, stepped=taken > 0):
             self.examinations.look_at_schedule(self.optimizers.steps)
+        if any(session.between.asks for session in self.sessions):
+            self.examinations.look_at_schedule(self.optimizers.steps, REPLAY_CLIPPING.name)
+            for session in self.sessions:
+                session.between.asks = False
         self.look_is_due |= self.lints.rate_rose
         if self.examinations.behind is not None or self.examinations.watch is not None:
             self.examinations.end_batch(self.optimizers.steps, stepped=taken > 0)

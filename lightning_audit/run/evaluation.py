@@ -39,7 +39,8 @@ from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise import NOISE_MEAN, equal_noise_result
 from lightning_audit.checks.randomness import noise_shared_result
 from lightning_audit.checks.replay import REPLAY_RELEASE
-from lightning_audit.checks.replay_findings import ONE_NUMBER
+from lightning_audit.checks.replay_findings import ONE_NUMBER, SEEDED
+from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.checks.sampling import (
     Promise,
     batch_size_result,
@@ -174,6 +175,7 @@ def _own_results(place: int, session: AuditSession, facts: RunFacts) -> list[Che
     if (norms := session.step.norms) is not None:
         checks.append(clipping_norm_result(norms.checked, norms.largest_ratio, norms.clipped_at))
     checks.append(finite_result(session.lost.count, session.lost.first))
+    checks += session.between.seen.results()
     checks = facts.earlier.joined(place, checks, session.monitor.significance)
     if facts.examined.one_number:
         checks = [
@@ -215,7 +217,11 @@ def _results_of_run(
     if len(sessions) > 1:
         begun = [s.noise_start for s in sessions if s.noise_start is not None]
         checks.append(noise_shared_result(len(set(begun)) < len(begun)))
-    checks += facts.examined.results(config.significance)
+    examined = facts.examined.results(config.significance)
+    if any(session.between.seen.is_seeded for session in sessions):
+        void = REPLAY_NOISE.not_run(f"not tested: {SEEDED}")
+        examined = [void if c.name == void.name and c.status == "ok" else c for c in examined]
+    checks += examined
     checks.append(facts.coupling.result(facts.examined.off))
     checks.append(epsilon_result(epsilons, config))
     if stated := [pair for one in facts.optimizers for pair in one.stated_twice]:
@@ -370,7 +376,8 @@ class Looks:
         if self._ranks.several:
             found = sum(session.recorder.flagged_alike for session in sessions)
         else:
-            found = sum(session.recorder.flagged for session in sessions) + book.again + book.stale
+            found = sum(s.recorder.flagged + s.between.seen.found for s in sessions)
+            found += book.again + book.stale
         began = found + (steps > 0) + (plain > 0)
         if began == self._known and not (found and steps >= self._next):
             return False

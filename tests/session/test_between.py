@@ -1,0 +1,217 @@
+"""Between examinations every step is held against its rows, its noise and its seed."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from opacus.optimizers import DPOptimizer
+from opacus.optimizers.optimizer import _mark_as_processed
+from torch import nn
+
+from lightning_audit import AuditReport
+from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.runs import train
+from lightning_audit.testing.trainings import Training
+
+# --- Faults that a replay does not repeat: they come at some steps, or between steps.
+
+
+class Counted(DPOptimizer):
+    """Counts its steps, and clips by a factor for each row."""
+
+    number = 0
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        return (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
+
+    def clip_and_accumulate(self) -> None:
+        rows = [g.flatten(1) for g in self.grad_samples]
+        factors = self.factors(torch.cat(rows, 1).norm(dim=1))
+        for p in self.params:
+            total = torch.einsum("i,i...", factors, p.grad_sample)
+            p.summed_grad = total if p.summed_grad is None else p.summed_grad + total
+            _mark_as_processed(p.grad_sample)
+
+    def draw(self, p: torch.Tensor) -> torch.Tensor:
+        return self.noise_multiplier * self.max_grad_norm * torch.randn_like(p)
+
+    def add_noise(self) -> None:
+        self.number += 1
+        for p in self.params:
+            p.grad = p.summed_grad + self.draw(p)
+
+
+class SumKept(Counted):
+    """The sum is not cleared after every tenth step."""
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        kept = [p.summed_grad for p in self.params]
+        super().zero_grad(set_to_none)
+        if self.number and self.number % 10 == 0:
+            for p, s in zip(self.params, kept, strict=True):
+                p.summed_grad = None if s is None else s.clone()
+
+
+class SparedAtTimes(Counted):
+    """At every seventh step the first row is not clipped."""
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        factors = super().factors(norms)
+        if self.number % 7 == 6 and len(factors):
+            factors[0] = 5.0 * self.max_grad_norm / norms[0]
+        return factors
+
+
+class TwiceAtTimes(Counted):
+    """At every fifth step the rows count twice."""
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        return super().factors(norms) * (2.0 if self.number % 5 == 4 else 1.0)
+
+
+class LessForNoise(Counted):
+    """From the eighth step on the norm is smaller for the noise than for the clipping."""
+
+    def clip_and_accumulate(self) -> None:
+        if self.number > 6:
+            self.max_grad_norm = 1.5
+        super().clip_and_accumulate()
+        self.max_grad_norm = 1.0
+
+
+class GrowingNorm(Counted):
+    """The clipping norm grows by a tenth a step, and the noise does not."""
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        return (1.1**self.number / (norms + 1e-6)).clamp(max=1.0)
+
+
+WIDE = 300
+
+
+class Wide(Training):
+    """A net with a matrix of many rows."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        layers = nn.Linear(16, WIDE), nn.ReLU(), nn.Linear(WIDE, WIDE), nn.Linear(WIDE, 10)
+        self.net = nn.Sequential(*layers)
+
+
+class RowAtHalf(Counted):
+    """One row of one matrix has half of the noise."""
+
+    def draw(self, p: torch.Tensor) -> torch.Tensor:
+        noise = super().draw(p)
+        if p.shape == (WIDE, WIDE):
+            noise[WIDE // 2] *= 0.5
+        return noise
+
+
+class FewWithout(Counted):
+    """At every fourth step one entry in three hundred has no noise."""
+
+    def draw(self, p: torch.Tensor) -> torch.Tensor:
+        noise = super().draw(p)
+        if self.number % 4 == 0:
+            noise.view(-1)[7::300] = 0.0
+        return noise
+
+
+class BackWithOtherSign(Counted):
+    """The noise of a step comes back eleven steps later, with the other sign."""
+
+    def add_noise(self) -> None:
+        kept = self.__dict__.setdefault("kept", [])
+        kept.append([self.draw(p) for p in self.params])
+        self.number += 1
+        draws = [-d for d in kept[-12]] if len(kept) % 12 == 0 else kept[-1]
+        for p, d in zip(self.params, draws, strict=True):
+            p.grad = p.summed_grad + d
+
+
+class SeededByStep(Training):
+    """The step seeds the generator by its number."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        torch.manual_seed(1000 + batch_idx)
+        return super().training_step(batch, batch_idx)
+
+
+class SeededBefore(Training):
+    """A hook before the step seeds the generator with two bytes."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        torch.manual_seed(int.from_bytes(os.urandom(2), "big"))
+
+
+class OwnKey(Counted):
+    """A step draws its noise from a generator that is seeded with its number."""
+
+    def add_noise(self) -> None:
+        self.number += 1
+        key = torch.Generator().manual_seed(self.number)
+        std = self.noise_multiplier * self.max_grad_norm
+        for p in self.params:
+            p.grad = p.summed_grad + std * torch.randn(p.shape, generator=key)
+
+
+class OwnKeyElsewhere(OwnKey):
+    """The same with a large number."""
+
+    def add_noise(self) -> None:
+        self.number += 10**12
+        super().add_noise()
+
+
+def report_of(
+    tmp_path: Any,
+    plant: type[DPOptimizer] | None = None,
+    training: type[Training] = Training,
+    steps: int = 20,
+    **audit: Any,
+) -> AuditReport:
+    """The report of a training with a fault."""
+    fault = Fault(
+        "planted", "a fault", "here", "noise", "noise", plant, training, steps=steps, audit=audit
+    )
+    report = train(fault, tmp_path / "report")
+    assert report is not None
+    return report
+
+
+def told(report: AuditReport) -> str:
+    """Everything that the verdict says, in one text."""
+    checks = [f"{c.name}: {c.message}" for c in report.checks if c.status == "violated"]
+    return "\n".join([report.verdict.outcome, *report.verdict.pass_blockers, *checks])
+
+
+KINDS: dict[str, tuple[Any, str]] = {
+    "the sum is kept": (SumKept, "not made of the gradients of its batch"),
+    "one is spared at times": (SparedAtTimes, "clipping.sum: in step"),
+    "all count twice at times": (TwiceAtTimes, "clipping.sum: in step"),
+    "less noise than is clipped": (LessForNoise, "clipping.sum: in step"),
+    "the norm grows": (GrowingNorm, "clipping.sum: in step"),
+    "a row at half": (RowAtHalf, "a row of a matrix had too little noise"),
+    "few entries without": (FewWithout, "noise.zeros:"),
+    "back with the other sign": (BackWithOtherSign, "reuse."),
+    "seeded in the step": (SeededByStep, "seeded anew"),
+    "seeded before the step": (SeededBefore, "seeded anew"),
+    "a key from its number": (OwnKey, "torch.Generator().manual_seed("),
+    "a key from a secret": (OwnKeyElsewhere, "the training seeds the noise generator itself"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_comes_between_examinations_is_named_within_twenty_steps(tmp_path, kind):
+    planted, words = KINDS[kind]
+    of_training = not issubclass(planted, DPOptimizer)
+    report = report_of(
+        tmp_path,
+        None if of_training else planted,
+        planted if of_training else Wide if planted is RowAtHalf else Training,
+        examinations=1 if kind.startswith("a key") else 0,
+    )
+    assert report.verdict.outcome != "PASS"
+    assert words in told(report), told(report)
