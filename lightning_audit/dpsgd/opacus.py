@@ -714,6 +714,14 @@ class OpacusStep(DPSGDStep):
             raise CannotEnter("the gradients of an earlier step were not cleared")
         return found
 
+    def count_noise(self) -> tuple[float, float]:
+        """Return the stated noise multiplier and the count's noise, if Opacus' code adapts."""
+        o = self.optimizer
+        adapts = getattr(type(o), "update_max_grad_norm", None)
+        if str(getattr(adapts, "__module__", "")).startswith("opacus."):
+            return float(o.noise_multiplier), float(o.unclipped_num_std)
+        return 0.0, 0.0
+
     @property
     def _generator(self) -> Any:
         """The generator of the noise, on the parameters' device if it is torch's own."""

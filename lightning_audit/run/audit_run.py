@@ -26,6 +26,7 @@ from lightning_audit.hooks.sampler_tap import BatchUse, can_be_watched
 from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.lints.settings import (
     changes_of_noise,
+    draw_state,
     follows_a_scheduler,
     repeated_contents,
     repeated_indices,
@@ -598,7 +599,7 @@ class AuditRun:
             session.planner.end_epoch()
         if self.sessions:
             self._course.unaudited = self.optimizers.unaudited(module)
-        self._course.comparison.compare(self.session, self.ranks)
+        self._course.comparison.compare(self.session, self.ranks, draw_state(self.lints.draws_from))
         if not self._epoch_ends.is_due(due=due):
             self._course.about.end_epoch(epoch, self.sessions, self.config)
             return {}, None
@@ -616,7 +617,7 @@ class AuditRun:
     def end(self, reason: str = "") -> None:
         """Close the records and write the final report; ``reason`` as in `Ended`."""
         self._course.about.ended_by = reason
-        self._course.comparison.compare(self.session, self.ranks)
+        self._course.comparison.compare(self.session, self.ranks, draw_state(self.lints.draws_from))
         self.examinations.look_behind(self.optimizers.steps, now=True)
         for session in self.sessions:
             session.recorder.close()

@@ -30,6 +30,7 @@ from lightning_audit.checks.accounting import (
 )
 from lightning_audit.checks.check import REGISTRY, in_order, shared_log_e
 from lightning_audit.checks.clipping import (
+    adaptive_result,
     clipping_norm_result,
     finite_result,
     loss_reduction_result,
@@ -44,6 +45,7 @@ from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.checks.sampling import (
     Promise,
     batch_size_result,
+    empty_batches_result,
     logical_batch_result,
     repeated_result,
     sampling_results,
@@ -173,9 +175,15 @@ def _own_results(place: int, session: AuditSession, facts: RunFacts) -> list[Che
         equal = equal_noise_result(facts.processes)
         checks = [equal if check.name == equal.name else check for check in checks]
     if (norms := session.step.norms) is not None:
-        checks.append(clipping_norm_result(norms.checked, norms.largest_ratio, norms.clipped_at))
+        checks.append(
+            clipping_norm_result(
+                norms.checked, norms.largest_ratio, norms.clipped_at, averaged=norms.averaged
+            )
+        )
     checks.append(finite_result(session.lost.count, session.lost.first))
     checks += session.between.seen.results()
+    if facts.loader is None or facts.loader.kind == "poisson":
+        checks += adaptive_result(*session.step.count_noise())
     checks = facts.earlier.joined(place, checks, session.monitor.significance)
     if facts.examined.one_number:
         checks = [
@@ -275,8 +283,14 @@ def _sampling_results(
             epsilon_that_holds=epsilon,
             raised_in=facts.loader.raised_in,
         )
-    if facts.repeated and facts.synchronised:
-        found.append(repeated_result(facts.processes, facts.sample_rate))
+    if (facts.repeated or facts.drawn_alike) and facts.synchronised:
+        alike = not facts.repeated
+        found.append(repeated_result(facts.processes, facts.sample_rate, alike=alike))
+    if facts.loader is not None and facts.loader.empty != "stepped":
+        planned = [max(s.recorder.steps, s.recorder.header.planned_end or 0) for s in sessions]
+        left_out, rate = facts.loader.empty == "left_out", facts.loader.sample_rate
+        known = left_out, rate, facts.loader.drawn_from
+        found += empty_batches_result(*known, max(planned), config.delta)
     told = [phase for link in facts.accountants for phase in link.accountant.history]
     found += facts.ledger.results(told, run_history(sessions))
     if config.mechanism_alone:  # the claim states no assumption on the batches
