@@ -278,6 +278,27 @@ class FaultRule:
     headline: str = ""
 
 
+def rule_of_kinds(
+    kinds: tuple[str, ...],
+    name: str,
+    headline: str,
+    sentence: str,
+    look_at: str,
+    rank: float,
+    groups: tuple[Group, ...] = (),
+) -> FaultRule:
+    """Return the rule of a check whose evidence says, as ``of``, which kind of finding it is."""
+    return FaultRule(
+        name,
+        sentence,
+        look_at,
+        rank,
+        headline=headline,
+        explains_groups=("noise", "reuse", "channel", "leakage", *groups),
+        applies=lambda seen: seen.get("of") in kinds,
+    )
+
+
 @dataclass(frozen=True)
 class Check:
     """Declaration of a check, read by the report, the gate, the diagnosis and the docs.
@@ -470,7 +491,7 @@ ENTRY_POINTS = "lightning_audit.checks"
 _SUBJECTS = (
     *(("update",), ("noise", "noise_faults"), ("clipping",), ("between",)),
     ("replayed_noise", "replay"),
-    *(("randomness",), ("sampling",), ("accounting",)),
+    *(("randomness",), ("sampling",), ("opacus",), ("accounting",)),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -84,77 +84,6 @@ FINITE = Check(
 )
 
 
-# --- The check `clipping.adaptive`: the count to which a clipping norm adapts.
-
-#: Part of the stated noise multiplier that must be left: that which a PASS would notice.
-_LEFT = 0.8
-
-
-def _adapts(found: CheckResult) -> str:
-    return f"{found.message}; {_RECENTRE}" if found.status == "ok" else ""
-
-
-_RECENTRE = (
-    "subclass the optimizer with a constant divisor and centered bits: unclipped_frac = 0.5 + "
-    "(unclipped_num - 0.5 * sample_size) / expected_batch_size, or account for the larger cost and "
-    "allow clipping.adaptive"
-)
-
-
-ADAPTIVE = Check(
-    "clipping.adaptive",
-    "the clipping norm adapts to a noisy count over the real number of records of a batch, which "
-    "costs more than is accounted",
-    title="Count of unclipped gradients",
-    failed_title="Adaptive clipping costs too much",
-    meaning="The clipping norm adapts to a noisy count over the real number of records, which one "
-    "record moves by up to twice what the accountant assumes.",
-    look_at="Divide the count by `expected_batch_size`, and center each record's bit at 1/2.",
-    topic="Clipping",
-    each=True,
-    wrong=lambda seen: seen["effective"] < _LEFT * seen["noise_multiplier"],
-    blocks=_adapts,
-    faults=(
-        FaultRule(
-            "count_over_real_batch",
-            "adaptive clipping costs more than is accounted: its noisy count is divided by the "
-            "real number of records in the batch",
-            "update_max_grad_norm of Opacus 1.6 and unclipped_num_std, which must be larger",
-            headline="Adaptive clipping costs more than is accounted",
-            rank=9,
-        ),
-    ),
-)
-
-
-def adaptive_result(noise_multiplier: float, count_std: float) -> Iterator[CheckResult]:
-    r"""Yield the result of `clipping.adaptive` if a norm adapts to a count over the real size.
-
-    With u unclipped of b records, a record moves ``(u + z) / b`` by up to ``b / (b + 1)`` standard
-    deviations of ``z / b``, divided by ``count_std``; the accountant assumes half of ``1 /
-    count_std``, the sensitivity of centered bits over a constant. The gradient's noise multiplier
-    is ``(sigma^-2 - (2 count_std)^-2)^(-1/2)``. So a step may cost as much as one with the noise
-    multiplier ``(sigma^-2 + 3/4 count_std^-2)^(-1/2)``.
-
-    Args:
-        noise_multiplier: as accounted; 0 for no such count.
-        count_std: standard deviation of the count's noise, in records.
-
-    References:
-        Andrew et al. 2021, arXiv:1905.03871, Theorem 1.
-    """
-    if not noise_multiplier > 0.0 or not count_std > 0.0:
-        return
-    effective = (noise_multiplier**-2 + 0.75 * count_std**-2) ** -0.5
-    message = (
-        "the clipping norm adapts to a noisy count over the batch's real number of records, which "
-        f"is private: a step may cost as much as one with noise_multiplier={effective:.3g}, and "
-        f"{noise_multiplier:.3g} is accounted"
-    )
-    evidence = {"noise_multiplier": noise_multiplier, "effective": effective}
-    yield ADAPTIVE.judged(evidence, message, message, _RECENTRE)
-
-
 # --- The check `clipping.norm`: norms that ghost clipping uses.
 
 
@@ -176,27 +105,12 @@ CLIPPING_NORM = Check(
     "that `module.max_grad_norm` equals `optimizer.max_grad_norm`.",
     topic="Clipping",
     each=True,
-    wrong=lambda seen: (
-        seen["largest_ratio"] > NORM_TOLERANCE
-        or norm_not_passed_on(seen)
-        or seen.get("averaged", False)
-    ),
+    wrong=lambda seen: seen["largest_ratio"] > NORM_TOLERANCE or norm_not_passed_on(seen),
     private=True,
     fine="the norms that clipping goes by are those of the gradients",
     # Settings, computed from no data.
-    public=("module_norm", "optimizer_norm", "averaged"),
+    public=("module_norm", "optimizer_norm"),
     faults=(
-        FaultRule(
-            "ghost_clipping_of_the_mean",
-            "no clipping: the criterion of ghost clipping averages the losses of the batch, so "
-            "that the gradient is the mean of all records times a number, and none is clipped",
-            "the criterion of PrivacyEngineAdaptiveClipping: set criterion.reduction = 'none' on "
-            "the one inside of what make_private returns",
-            headline="Ghost clipping clips no record",
-            rank=-4.5,
-            explains_groups=("clipping", "replay", "leakage"),
-            applies=lambda seen: seen.get("averaged", False),
-        ),
         FaultRule(
             "clipping_norm_not_passed_on",
             "clipping norm too large: ghost clipping clips at the module's max_grad_norm, and the "
@@ -221,11 +135,7 @@ CLIPPING_NORM = Check(
 
 
 def clipping_norm_result(
-    checked: int,
-    largest_ratio: float,
-    clipped_at: tuple[float, float] = (0.0, 0.0),
-    *,
-    averaged: bool = False,
+    checked: int, largest_ratio: float, clipped_at: tuple[float, float] = (0.0, 0.0)
 ) -> CheckResult:
     """Return the result of `clipping.norm`: ghost clipping must use the true norms of gradients.
 
@@ -234,18 +144,8 @@ def clipping_norm_result(
         largest_ratio: largest ratio of a true norm to the norm that clipping used.
         clipped_at: clipping norms of the module and of the optimizer, in the step with the largest
             ratio of the two; zeros if no step was observed.
-        averaged: whether the loss is the mean over the batch.
     """
     module_norm, optimizer_norm = clipped_at
-    if averaged:
-        return CLIPPING_NORM.judged(
-            {"averaged": True, "checked": checked, "largest_ratio": largest_ratio},
-            CLIPPING_NORM.fine,
-            "the criterion averages the losses of the batch before ghost clipping weighs them, so "
-            "that no record's gradient is clipped",
-            "Opacus' adaptive loss does not ask its criterion for the losses of single records: "
-            "set `criterion.criterion.reduction = 'none'` on what make_private returns",
-        )
     evidence = {"module_norm": module_norm, "optimizer_norm": optimizer_norm}
     if norm_not_passed_on(evidence):
         return CLIPPING_NORM.judged(
@@ -896,4 +796,4 @@ def _is_input(monitor: AuditMonitor) -> bool:
 
 
 #: The checks of this subject, in the order of the report.
-CHECKS = (FINITE, CLIPPING_NORM, ADAPTIVE, LOSS_REDUCTION, SENSITIVITY)
+CHECKS = (FINITE, CLIPPING_NORM, LOSS_REDUCTION, SENSITIVITY)

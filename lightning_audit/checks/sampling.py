@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -625,15 +625,6 @@ REPEATED = Check(
     refutes=OF_BATCHES,
     faults=(
         FaultRule(
-            "processes_draw_alike",
-            "wrong sampling: the processes draw the same positions of their shares, so that a "
-            "record is in a step exactly if one of another process is",
-            "what seeds the loader's generator: its seed must differ between the processes",
-            headline="The processes draw the same positions",
-            rank=8,
-            applies=lambda seen: seen.get("alike", False),
-        ),
-        FaultRule(
             "sampled_by_every_process",
             "wrong sampling: every process draws from all records, so a record may enter a step "
             "several times",
@@ -643,77 +634,6 @@ REPEATED = Check(
         ),
     ),
 )
-
-
-# --- The check `sampling.empty`: what Opacus does with batches without a record.
-
-
-def _may_be_left_out(found: CheckResult) -> str:
-    seen = found.evidence
-    likely = seen.get("left_out") and seen["chance"] > seen["delta"]
-    return f"{found.message}; {_EMPTY_ADVICE}" if likely else ""
-
-
-_EMPTY_ADVICE = (
-    "make batches larger or the data set, so that an empty batch is less likely than delta; or "
-    "allow sampling.empty"
-)
-
-EMPTY = Check(
-    "sampling.empty",
-    "an empty batch is replaced by a record of random numbers, or left out by one of several "
-    "processes",
-    title="Batches without a record",
-    failed_title="Empty batches get a made-up record",
-    meaning="On an empty batch the step trains on a record of random numbers, so that one record "
-    "moves the sum by up to twice the clipping norm.",
-    look_at="Leave `rand_on_empty` out of the `DPDataLoader`.",
-    topic="Sampling and bookkeeping",
-    kind="accounting",
-    wrong=lambda seen: not seen["left_out"] and seen["chance"] > seen["delta"],
-    blocks=_may_be_left_out,
-    refutes=OF_BATCHES,
-    faults=(
-        FaultRule(
-            "made_up_record",
-            "a made-up record: an empty batch is replaced by one of random numbers, and a record "
-            "that joins it moves the sum by up to twice the clipping norm",
-            "`rand_on_empty` of the loader, which must be False",
-            headline="Empty batches get a made-up record",
-            rank=8.5,
-        ),
-    ),
-)
-
-
-def empty_batches_result(
-    left_out: bool, rate: float | None, records: int | None, steps: int, delta: float
-) -> Iterator[CheckResult]:
-    """Yield the result of `sampling.empty`, if the chance of an empty batch is known.
-
-    Args:
-        left_out: whether a process leaves empty batches out; else a made-up record replaces them.
-        rate: with which a record is drawn; None if unknown.
-        records: from which a process draws; None if unknown.
-        steps: of the training, as planned.
-        delta: of the claim; what happens with a smaller probability is covered by it.
-    """
-    if rate is None or records is None:
-        return
-    chance = min(1.0, steps * (1.0 - rate) ** records)
-    message = (
-        "Opacus' distributed sampler leaves out empty batches of a process, after which the "
-        "processes' batches no longer belong together"
-        if left_out
-        else "an empty batch is replaced by a record of random numbers (rand_on_empty=True), which "
-        "a record that joins it replaces: it moves the sum by up to twice the clipping norm"
-    )
-    yield EMPTY.judged(
-        {"left_out": left_out, "chance": chance, "delta": delta},
-        f"{message}; probability over {steps:,} steps {chance:.2g}",
-        f"{message}; probability over {steps:,} steps {chance:.2g}",
-        "leave rand_on_empty out: Opacus steps on empty batches with noise alone",
-    )
 
 
 LoaderKind = Literal["poisson", "not_poisson", "unknown"]
@@ -855,29 +775,15 @@ def _rates(loader_rate: float, accounted_rate: float, raised_in: int | None) -> 
     return SAMPLING_RATE.judged(evidence, message, message, advice)
 
 
-def repeated_result(
-    processes: int, accounted_rate: float | None, *, alike: bool = False
-) -> CheckResult:
-    """Return the result of `sampling.repeated`, for processes that draw dependently.
+def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult:
+    """Return the result of `sampling.repeated`, for processes that each draw from all records.
 
     Args:
         processes: number of processes.
         accounted_rate: the accountant's rate, None if nothing is accounted.
-        alike: whether they draw the same positions of their shares; else each draws from all
-            records.
     """
     if accounted_rate is None or accounted_rate >= 1.0:
         return REPEATED.not_run("no subsampling is accounted for")
-    if alike:
-        return REPEATED.judged(
-            {"processes": processes, "accounted_rate": accounted_rate, "alike": True},
-            "",
-            f"{processes} processes draw the same positions of their shares at rate "
-            f"{accounted_rate:.4g}: who sees that a record of one share is in a step knows it of "
-            "those of the other shares, so that the rate does not hide them",
-            "seed the loader's generator by the process: "
-            "generator.manual_seed(seed + torch.distributed.get_rank())",
-        )
     return REPEATED.judged(
         {"processes": processes, "accounted_rate": accounted_rate},
         "",
@@ -900,12 +806,4 @@ def _too_equal(sizes: Sequence[int], rate: float) -> bool:
 
 
 #: The checks of this subject, in the order of the report.
-CHECKS = (
-    NOT_POISSON,
-    SAMPLING_RATE,
-    EXPECTED_BATCH_SIZE,
-    LEDGER_DRAWS,
-    REPEATED,
-    EMPTY,
-    LOGICAL_BATCH,
-)
+CHECKS = (NOT_POISSON, SAMPLING_RATE, EXPECTED_BATCH_SIZE, LEDGER_DRAWS, REPEATED, LOGICAL_BATCH)

@@ -34,8 +34,6 @@ _NO_GHOST_LOSS = (
 _FIRST, _EVERY = 10, 50
 _NORMS = "get_norm_sample"
 _AVERAGED = "no canary entered, because the criterion averages the losses of the batch"
-#: Part of the batch that Opacus takes as the noise of the count of unclipped gradients.
-_OF_BATCH = 20.0
 _TOO_LATE = (
     "the losses were clipped before a canary could join them; under Lightning call "
     "self.manual_backward(loss), not loss.backward()"
@@ -71,6 +69,8 @@ class GhostStep(OpacusStep):
         self._restore: Callable[[], None] = _nothing
         self._steps = 0
         self.norms = NormsSeen()
+        #: Whether the criterion averages the losses of the batch, so that none is weighed.
+        self.averages = False
 
     def concerns(self, coming: Backward) -> bool:
         """Return whether the coming loss is that of Opacus' criterion for this optimizer."""
@@ -83,8 +83,7 @@ class GhostStep(OpacusStep):
             self._teller = coming.loss.module
             if coming.loss.loss_per_sample.dim():
                 return ""
-            assert self.norms is not None
-            self.norms.averaged = True
+            self.averages = True
             return _AVERAGED
         return _NO_GHOST_LOSS
 
@@ -186,13 +185,6 @@ class GhostStep(OpacusStep):
         """Return which samples' gradients are not finite, by the last backward pass's norms."""
         norms = getattr(self._teller, "_per_sample_gradient_norms", None)
         return None if norms is None else self._with_earlier(~torch.isfinite(norms.detach()))
-
-    def count_noise(self) -> tuple[float, float]:
-        """Return the stated noise multiplier and the count's noise under adaptive clipping."""
-        o = self.optimizer
-        if not hasattr(o, "_adjusted_noise_multiplier"):
-            return 0.0, 0.0
-        return float(o.noise_multiplier), float(o.expected_batch_size or 0.0) / _OF_BATCH
 
     def holds_canaries(self) -> bool:
         """Return False: no per-sample gradients are formed."""

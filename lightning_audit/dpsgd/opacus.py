@@ -714,14 +714,6 @@ class OpacusStep(DPSGDStep):
             raise CannotEnter("the gradients of an earlier step were not cleared")
         return found
 
-    def count_noise(self) -> tuple[float, float]:
-        """Return the stated noise multiplier and the count's noise, if Opacus' code adapts."""
-        o = self.optimizer
-        adapts = getattr(type(o), "update_max_grad_norm", None)
-        if str(getattr(adapts, "__module__", "")).startswith("opacus."):
-            return float(o.noise_multiplier), float(o.unclipped_num_std)
-        return 0.0, 0.0
-
     @property
     def _generator(self) -> Any:
         """The generator of the noise, on the parameters' device if it is torch's own."""
@@ -801,6 +793,25 @@ def _gradient_noise(optimizer: Any) -> float:
     if isinstance(optimizer, AdaClipDPOptimizer) and sigma > 0:
         sigma = float((sigma**-2 - (2 * optimizer.unclipped_num_std) ** -2) ** -0.5)
     return sigma
+
+
+#: Part of the expected batch that adaptive ghost clipping takes as the noise of its count.
+_OF_BATCH = 20.0
+
+
+def count_noise(optimizer: Any) -> tuple[float, float]:
+    """Return the noise multiplier, and the noise of the count that Opacus' code adapts to.
+
+    The count is divided by the batch's real size. Zeros without it.
+    """
+    adapts = getattr(type(optimizer), "update_max_grad_norm", None)
+    if hasattr(optimizer, "_adjusted_noise_multiplier"):
+        std = (optimizer.expected_batch_size or 0.0) / _OF_BATCH
+    elif str(getattr(adapts, "__module__", "")).startswith("opacus."):
+        std = optimizer.unclipped_num_std
+    else:
+        return 0.0, 0.0
+    return float(optimizer.noise_multiplier), float(std)
 
 
 def as_number(value: Any) -> float:

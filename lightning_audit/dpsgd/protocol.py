@@ -77,13 +77,11 @@ class NormsSeen:
         largest_ratio: largest ratio of a gradient's norm to the one that clipping used.
         clipped_at: clipping norms of the module and of the optimizer, in the step with the largest
             ratio of the first to the second.
-        averaged: whether the loss is the batch's mean, so that no record is clipped.
     """
 
     checked: int = 0
     largest_ratio: float = 0.0
     clipped_at: tuple[float, float] = (0.0, 0.0)
-    averaged: bool = False
 
     def take_ratio(self, ratio: float) -> None:
         """Update with a sample's norm over the one that clipping used."""
@@ -192,13 +190,6 @@ class DPSGDStep(ABC):
     def noise_state(self) -> str | None:
         """Return a digest of the noise generator's state; None if unknown."""
         return None
-
-    def count_noise(self) -> tuple[float, float]:
-        """Return the stated noise multiplier, and the noise of a count that the norm adapts to.
-
-        The count is divided by the batch's real size. Zeros if there is no such count.
-        """
-        return 0.0, 0.0
 
     def batch_size(self) -> int | None:
         """Return the number of per-sample gradients to be clipped; None if unknown."""

@@ -28,9 +28,9 @@ from lightning_audit.checks.accounting import (
     accounting_result,
     claim_result,
 )
+from lightning_audit.checks.between import between_result
 from lightning_audit.checks.check import REGISTRY, in_order, shared_log_e
 from lightning_audit.checks.clipping import (
-    adaptive_result,
     clipping_norm_result,
     finite_result,
     loss_reduction_result,
@@ -38,6 +38,7 @@ from lightning_audit.checks.clipping import (
 from lightning_audit.checks.disclosure import numbers_of_data, shown
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise import NOISE_MEAN, equal_noise_result
+from lightning_audit.checks.opacus import chance_of_empty, opacus_result
 from lightning_audit.checks.randomness import noise_shared_result
 from lightning_audit.checks.replay import REPLAY_RELEASE
 from lightning_audit.checks.replay_findings import ONE_NUMBER, SEEDED
@@ -45,7 +46,6 @@ from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.checks.sampling import (
     Promise,
     batch_size_result,
-    empty_batches_result,
     logical_batch_result,
     repeated_result,
     sampling_results,
@@ -54,6 +54,7 @@ from lightning_audit.checks.sampling import (
 )
 from lightning_audit.checks.update import no_dp_result, unsynchronised_result
 from lightning_audit.config import AuditConfig
+from lightning_audit.dpsgd.opacus import count_noise
 from lightning_audit.results.audit_report import (
     AT_END,
     AuditReport,
@@ -175,15 +176,10 @@ def _own_results(place: int, session: AuditSession, facts: RunFacts) -> list[Che
         equal = equal_noise_result(facts.processes)
         checks = [equal if check.name == equal.name else check for check in checks]
     if (norms := session.step.norms) is not None:
-        checks.append(
-            clipping_norm_result(
-                norms.checked, norms.largest_ratio, norms.clipped_at, averaged=norms.averaged
-            )
-        )
+        checks.append(clipping_norm_result(norms.checked, norms.largest_ratio, norms.clipped_at))
     checks.append(finite_result(session.lost.count, session.lost.first))
-    checks += session.between.seen.results()
-    if facts.loader is None or facts.loader.kind == "poisson":
-        checks += adaptive_result(*session.step.count_noise())
+    if session.between.taken:
+        checks.append(between_result(session.between.found))
     checks = facts.earlier.joined(place, checks, session.monitor.significance)
     if facts.examined.one_number:
         checks = [
@@ -226,7 +222,7 @@ def _results_of_run(
         begun = [s.noise_start for s in sessions if s.noise_start is not None]
         checks.append(noise_shared_result(len(set(begun)) < len(begun)))
     examined = facts.examined.results(config.significance)
-    if any(session.between.seen.is_seeded for session in sessions):
+    if any("seeded" in session.between.found for session in sessions):
         void = REPLAY_NOISE.not_run(f"not tested: {SEEDED}")
         examined = [void if c.name == void.name and c.status == "ok" else c for c in examined]
     checks += examined
@@ -254,6 +250,7 @@ def _results_of_run(
     if len(sessions) == 1:  # with several it is not known whose loss it is
         (optimizer,) = facts.optimizers
         checks += loss_reduction_result(facts.loss_reduction, optimizer.loss_reduction)
+    checks.append(_of_opacus(sessions, facts, config))
     checks += _divisor_results(sessions, facts, config, epsilons.claimed_epsilon)
     return facts.earlier.joined(-1, checks, config.significance)
 
@@ -283,19 +280,32 @@ def _sampling_results(
             epsilon_that_holds=epsilon,
             raised_in=facts.loader.raised_in,
         )
-    if (facts.repeated or facts.drawn_alike) and facts.synchronised:
-        alike = not facts.repeated
-        found.append(repeated_result(facts.processes, facts.sample_rate, alike=alike))
-    if facts.loader is not None and facts.loader.empty != "stepped":
-        planned = [max(s.recorder.steps, s.recorder.header.planned_end or 0) for s in sessions]
-        left_out, rate = facts.loader.empty == "left_out", facts.loader.sample_rate
-        known = left_out, rate, facts.loader.drawn_from
-        found += empty_batches_result(*known, max(planned), config.delta)
+    if facts.repeated and facts.synchronised:
+        found.append(repeated_result(facts.processes, facts.sample_rate))
     told = [phase for link in facts.accountants for phase in link.accountant.history]
     found += facts.ledger.results(told, run_history(sessions))
     if config.mechanism_alone:  # the claim states no assumption on the batches
         return [REGISTRY[one.name].not_run(f"not compared: {NOT_COMPOSED}") for one in found]
     return found
+
+
+def _of_opacus(
+    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
+) -> CheckResult:
+    """Check whether parts of Opacus are used that are known to lose privacy."""
+    loader, chance = facts.loader, 0.0
+    if loader is not None and loader.sample_rate is not None and loader.drawn_from is not None:
+        planned = max(max(s.recorder.steps, s.recorder.header.planned_end or 0) for s in sessions)
+        chance = chance_of_empty(loader.sample_rate, loader.drawn_from, planned)
+    fixed = loader is not None and loader.kind == "not_poisson"
+    return opacus_result(
+        averaged=any(getattr(s.step, "averages", False) for s in sessions),
+        alike=facts.processes if facts.drawn_alike else 0,
+        empty=loader.empty if loader is not None else "",
+        chance=chance,
+        delta=config.delta,
+        count=(0.0, 0.0) if fixed else max(count_noise(s.step.optimizer) for s in sessions),
+    )
 
 
 def _more_rows_than_records(sessions: Sequence[AuditSession], facts: RunFacts) -> bool:
@@ -390,7 +400,7 @@ class Looks:
         if self._ranks.several:
             found = sum(session.recorder.flagged_alike for session in sessions)
         else:
-            found = sum(s.recorder.flagged + s.between.seen.found for s in sessions)
+            found = sum(s.recorder.flagged + len(s.between.found) for s in sessions)
             found += book.again + book.stale
         began = found + (steps > 0) + (plain > 0)
         if began == self._known and not (found and steps >= self._next):

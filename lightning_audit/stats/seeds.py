@@ -44,14 +44,10 @@ def small_seed(noise: Floats) -> str:
     values = np.asarray(noise, dtype=np.float64).ravel()
     if len(values) < _BLOCK or not np.isfinite(values).all() or not values.any():
         return ""
-    for name, make in (
-        ("default_rng", np.random.default_rng),
-        ("RandomState", np.random.RandomState),
-    ):
-        few = values[:_BLOCK]
+    for make in (np.random.default_rng, np.random.RandomState):
         for seed in range(NUMPY_SEEDS):
-            if _alike(few, make(seed).standard_normal(_BLOCK)):
-                return f"numpy.random.{name}({seed})"
+            if _alike(values[:_BLOCK], make(seed).standard_normal(_BLOCK)):
+                return f"numpy.random.{make.__name__}({seed})"
     angles = np.arctan2(values[list(_OUTPUTS)], values[[k - _HALF for k in _OUTPUTS]])
     uniform = angles / (2.0 * np.pi) % 1.0
     for start in range(0, SEEDS, _AT_ONCE):

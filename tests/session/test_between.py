@@ -187,14 +187,21 @@ def told(report: AuditReport) -> str:
     return "\n".join([report.verdict.outcome, *report.verdict.pass_blockers, *checks])
 
 
+EXCEEDS = "more than the clipping norm in the sum of a step: "
 KINDS: dict[str, tuple[Any, str]] = {
     "the sum is kept": (SumKept, "not made of the gradients of its batch"),
-    "one is spared at times": (SparedAtTimes, "clipping.sum: in step"),
-    "all count twice at times": (TwiceAtTimes, "clipping.sum: in step"),
-    "less noise than is clipped": (LessForNoise, "clipping.sum: in step"),
-    "the norm grows": (GrowingNorm, "clipping.sum: in step"),
-    "a row at half": (RowAtHalf, "a row of a matrix had too little noise"),
-    "few entries without": (FewWithout, "noise.zeros:"),
+    "one is spared at times": (SparedAtTimes, EXCEEDS),
+    "all count twice at times": (
+        TwiceAtTimes,
+        EXCEEDS,
+    ),
+    "less noise than is clipped": (
+        LessForNoise,
+        EXCEEDS,
+    ),
+    "the norm grows": (GrowingNorm, EXCEEDS),
+    "a row at half": (RowAtHalf, "a row of a matrix has too little noise"),
+    "few entries without": (FewWithout, "noise of some entries: the noisy gradient equals"),
     "back with the other sign": (BackWithOtherSign, "reuse."),
     "seeded in the step": (SeededByStep, "seeded anew"),
     "seeded before the step": (SeededBefore, "seeded anew"),
