@@ -13,7 +13,7 @@ layer, accumulated or in half precision, and ghost clipping, which has none, are
 **The noise is at every entry.** Noisy gradient minus sum is the noise alone: entries where it is
 exactly zero, and rows of a matrix whose sum of squares is too small for chance.
 
-**The generator of the noise is not seeded anew.** Its initial seed is read after every step.
+**The generator of the noise is not seeded again.** Its initial seed is read after every step.
 """
 
 from __future__ import annotations

@@ -203,8 +203,8 @@ KINDS: dict[str, tuple[Any, str]] = {
     "a row at half": (RowAtHalf, "a row of a matrix has too little noise"),
     "few entries without": (FewWithout, "noise of some entries: the noisy gradient equals"),
     "back with the other sign": (BackWithOtherSign, "reuse."),
-    "seeded in the step": (SeededByStep, "seeded anew"),
-    "seeded before the step": (SeededBefore, "seeded anew"),
+    "seeded in the step": (SeededByStep, "seeded again"),
+    "seeded before the step": (SeededBefore, "seeded again"),
     "a key from its number": (OwnKey, "torch.Generator().manual_seed("),
     "a key from a secret": (OwnKeyElsewhere, "the training seeds the noise generator itself"),
 }
