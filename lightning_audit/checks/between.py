@@ -37,7 +37,7 @@ _DOUBTS = {
     "at earlier steps: look for a sum that is not cleared, or that more is added to at times",
     "quiet": "a row of a matrix has too little noise to be chance: look for noise that is scaled "
     "by row, or processed within add_noise",
-    "seeded": "the generator of the noise was seeded again in three steps, with numbers of 32 bits: "
+    "seeded": "the generator of the noise was seeded again in three steps, with 32-bit numbers: "
     "such noise can be computed by trying the seeds; seed it once, before training",
 }
 

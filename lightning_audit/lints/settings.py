@@ -226,11 +226,12 @@ def rate_of(loader: Any) -> float | None:
     return getattr(sampler, "sample_rate", None)
 
 
-def draw_state(loader: Any) -> int:
+def draw_state(loaders: Any) -> int:
     """Return a checksum of the generator from which a process draws its share's positions.
 
     0 if the loader deals no shares out to processes, or if the generator is not accessible.
     """
+    loader = next(iter(_pytree.tree_leaves(loaders)), None)
     sampler = unwatched(getattr(loader, "batch_sampler", None))
     if not isinstance(sampler, DistributedUniformWithReplacementSampler):
         return 0

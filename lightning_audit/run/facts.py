@@ -540,7 +540,7 @@ class RunLints(Kept):
         self.loader: LoaderFacts | None = None
         self.code: OwnCode | None = None
         self.loaders, self.repeated = 1, False
-        #: The training loader, once it is watched.
+        #: The training loaders, as the Trainer has them.
         self.draws_from: Any = None
         self.batches: BatchCheck | None = None
         self.batches_per_step = 1
@@ -570,7 +570,7 @@ class RunLints(Kept):
 
     def start(self, loaders: Any) -> None:
         """Read how the loaders sample."""
-        self.loader = loader_facts(loaders)
+        self.loader, self.draws_from = loader_facts(loaders), loaders
         self.loaders = loader_count(loaders)
         if self.batches is not None and self.loaders > 1:
             self.batches.obstacle = "the training has several loaders"
@@ -588,7 +588,6 @@ class RunLints(Kept):
             take: called with each batch that its sampler yields.
         """
         self.detach()  # from earlier loaders: each batch counts once
-        self.draws_from = loader
         found = loader_facts(loader)
         if self.loader is not None and not found.once:
             self.loader = replace(self.loader, once=False)
