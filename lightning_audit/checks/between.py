@@ -1,4 +1,4 @@
-"""The check `between`: what holds at every step of Opacus, between examinations."""
+"""The check `every_step`: what holds at every step of Opacus, between examinations."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _DOUBTS = {
 def _doubts(found: CheckResult) -> str:
     seen = found.evidence.get("doubts", {})
     told = "; ".join(f"{_DOUBTS[kind]} (step {step + 1})" for kind, step in seen.items())
-    return told and f"between: {told}; if intended, allow=['between']"
+    return told and f"{BETWEEN.name}: {told}; if intended, allow=['{BETWEEN.name}']"
 
 
 BETWEEN = Check(
-    "between",
+    "every_step",
     "at a step between examinations, one gradient has more than the clipping norm in the sum, or "
     "entries have no noise; or the noise generator was never seeded",
-    title="Every step's sum, noise and seed",
+    title="Every step's sum and noise",
     failed_title="A step breaks what all must keep",
     meaning="At a step that was looked at, the sum of clipped gradients, its noise or the seed of "
     "the noise is not as at every step of DP-SGD.",
@@ -66,13 +66,13 @@ BETWEEN = Check(
     fine="the steps that were looked at keep sum, noise and seed as DP-SGD does",
     public=("doubts",),
     faults=tuple(
-        rule_of_kinds((kind,), *words, 3, ("clipping",)) for kind, words in _KINDS.items()
+        rule_of_kinds((kind,), *words, 3.5, ("clipping",)) for kind, words in _KINDS.items()
     ),
 )
 
 
 def between_result(found: Mapping[str, tuple[int, float]]) -> CheckResult:
-    """Return the result of `between`.
+    """Return the result of `every_step`.
 
     Args:
         found: kind -> the first step, from 0, and the largest part of a gradient in units of the

@@ -1,4 +1,4 @@
-"""The check `opacus`: what code of Opacus 1.6 itself does, where a training uses it.
+"""The check `opacus_defects`: what code of Opacus 1.6 itself does, where a training uses it.
 
 See docs/opacus.md for each of them, and for what it costs.
 """
@@ -52,11 +52,11 @@ def _doubts(found: CheckResult) -> str:
     told = [
         f"{_KINDS[k][2]}: {size}; {_KINDS[k][3]}" for k, size in found.evidence.get("doubts", ())
     ]
-    return "; ".join(told) and f"opacus: {'; '.join(told)}; or state allow=['opacus']"
+    return "; ".join(told) and f"{OPACUS.name}: {'; '.join(told)}; or state allow=['{OPACUS.name}']"
 
 
 OPACUS = Check(
-    "opacus",
+    "opacus_defects",
     "code of Opacus itself that a training uses loses privacy: a criterion that averages, equal "
     "positions in all processes, made-up records, a count over the real batch",
     title="Known defects of Opacus",
@@ -68,7 +68,7 @@ OPACUS = Check(
     wrong=lambda seen: bool(seen["of"]),
     blocks=_doubts,
     refutes=OF_BATCHES,
-    faults=tuple(rule_of_kinds((kind,), *_KINDS[kind], 8) for kind in list(_KINDS)[:4]),
+    faults=tuple(rule_of_kinds((kind,), *_KINDS[kind], 8.2) for kind in list(_KINDS)[:4]),
 )
 
 #: Part of the stated noise multiplier below which a cost is a finding: a PASS would notice it.
@@ -113,7 +113,7 @@ def opacus_result(
     delta: float = 0.0,
     count: tuple[float, float] = (0.0, 0.0),
 ) -> CheckResult:
-    """Return the result of `opacus`.
+    """Return the result of `opacus_defects`.
 
     Args:
         averaged: whether the criterion of ghost clipping averages over the batch.

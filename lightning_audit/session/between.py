@@ -66,8 +66,9 @@ def parts_of_sum(
         row adds, less `_ERRORS` standard errors, ``[n]``; zeros unless "linear".
 
     Example:
-        >>> rows, norms = np.eye(3, 20), np.ones(3)
-        >>> parts_of_sum(rows, norms, rows.sum(0))[0]
+        >>> rows, norms = np.random.default_rng(0).normal(size=(3, 40)), np.ones(3)
+        >>> rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        >>> parts_of_sum(rows, norms, rows.sum(axis=0))[0]
         'rule'
         >>> relation, parts = parts_of_sum(rows, norms, 2.0 * rows[0] + rows[1])
         >>> relation, parts.round(3).tolist()
@@ -275,7 +276,7 @@ class Between:
         pairs = [(g, s) for g, s in held if g is not None and s is not None and g.dtype in FINE]
         if not std > 0.0 or not pairs:
             return None
-        told = [_noise_by_row(grad.detach(), total.detach(), std) for grad, total in pairs]
+        told = [noise_by_row(grad.detach(), total.detach(), std) for grad, total in pairs]
         zeros, rounded, squares, counts = np.concatenate(told, 1)
         ratio = math.sqrt(squares.sum() / max(counts.sum(), 1.0))
         if shows_its_noise(self._step.optimizer) or _LOW < ratio < _HIGH:
@@ -291,7 +292,7 @@ class Between:
         return ratio if counts.sum() > _ENOUGH else None
 
 
-def _noise_by_row(grad: torch.Tensor, total: torch.Tensor, std: float) -> FloatArray:
+def noise_by_row(grad: torch.Tensor, total: torch.Tensor, std: float) -> FloatArray:
     """Return, of each row of a tensor: entries without noise, how many rounding explains, ...
 
     ... the sum of squares over the claimed variance, and the number of entries, ``[4, rows]``.

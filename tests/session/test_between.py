@@ -3,43 +3,20 @@
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from counted_steps import Counted, report_of, told
 from opacus.optimizers import DPOptimizer
-from opacus.optimizers.optimizer import _mark_as_processed
 from torch import nn
 
-from lightning_audit import AuditReport
-from lightning_audit.testing.fault import Fault
-from lightning_audit.testing.runs import train
+from lightning_audit.session.between import noise_by_row, parts_of_sum
+from lightning_audit.testing.selftest import PerLayer
 from lightning_audit.testing.trainings import Training
 
+pytestmark = pytest.mark.training
+
 # --- Faults that a replay does not repeat: they come at some steps, or between steps.
-
-
-class Counted(DPOptimizer):
-    """Counts its steps, and clips by a factor for each row."""
-
-    number = 0
-
-    def factors(self, norms: torch.Tensor) -> torch.Tensor:
-        return (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
-
-    def clip_and_accumulate(self) -> None:
-        rows = [g.flatten(1) for g in self.grad_samples]
-        factors = self.factors(torch.cat(rows, 1).norm(dim=1))
-        for p in self.params:
-            total = torch.einsum("i,i...", factors, p.grad_sample)
-            p.summed_grad = total if p.summed_grad is None else p.summed_grad + total
-            _mark_as_processed(p.grad_sample)
-
-    def draw(self, p: torch.Tensor) -> torch.Tensor:
-        return self.noise_multiplier * self.max_grad_norm * torch.randn_like(p)
-
-    def add_noise(self) -> None:
-        self.number += 1
-        for p in self.params:
-            p.grad = p.summed_grad + self.draw(p)
 
 
 class SumKept(Counted):
@@ -165,28 +142,6 @@ class OwnKeyElsewhere(OwnKey):
         super().add_noise()
 
 
-def report_of(
-    tmp_path: Any,
-    plant: type[DPOptimizer] | None = None,
-    training: type[Training] = Training,
-    steps: int = 20,
-    **audit: Any,
-) -> AuditReport:
-    """The report of a training with a fault."""
-    fault = Fault(
-        "planted", "a fault", "here", "noise", "noise", plant, training, steps=steps, audit=audit
-    )
-    report = train(fault, tmp_path / "report")
-    assert report is not None
-    return report
-
-
-def told(report: AuditReport) -> str:
-    """Everything that the verdict says, in one text."""
-    checks = [f"{c.name}: {c.message}" for c in report.checks if c.status == "violated"]
-    return "\n".join([report.verdict.outcome, *report.verdict.pass_blockers, *checks])
-
-
 EXCEEDS = "more than the clipping norm in the sum of a step: "
 KINDS: dict[str, tuple[Any, str]] = {
     "the sum is kept": (SumKept, "not made of the gradients of its batch"),
@@ -222,3 +177,151 @@ def test_what_comes_between_examinations_is_named_within_twenty_steps(tmp_path, 
     )
     assert report.verdict.outcome != "PASS"
     assert words in told(report), told(report)
+
+
+class NeverSeeded(Training):
+    """Opacus is given a generator as torch makes it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.settings["noise_generator"] = torch.Generator()
+
+
+def test_a_generator_that_was_never_seeded_is_a_violation(tmp_path):
+    report = report_of(tmp_path, training=NeverSeeded, steps=2, examinations=0)
+    assert report.verdict.faults[0].name == "noise_from_constant_seed"
+
+
+# --- Correct trainings: nothing is said of them.
+
+
+class Automatic(Counted):
+    """Each row is normalized, so that none is longer than the clipping norm."""
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        return self.max_grad_norm / (norms + 0.01)
+
+
+class Masked(Counted):
+    """A random half of the entries of sum and noise is left out."""
+
+    def add_noise(self) -> None:
+        self.number += 1
+        for p in self.params:
+            mask = (torch.rand_like(p) < 0.5).float()
+            p.summed_grad = p.summed_grad * mask
+            p.grad = p.summed_grad + self.draw(p) * mask
+
+
+class MaskedRows(Counted):
+    """The first half of each tensor is left out before clipping, so that the rest counts more."""
+
+    def clip_and_accumulate(self) -> None:
+        for p in self.params:
+            p.grad_sample[:, : len(p) // 2] = 0.0
+        super().clip_and_accumulate()
+
+
+class NextNorm(Counted):
+    """The norm of the next step is set as soon as this step's noise is added."""
+
+    def add_noise(self) -> None:
+        super().add_noise()
+        self.max_grad_norm = 0.5 + 0.5 / (1 + self.number)
+
+
+class SecretSeeds(Training):
+    """A hook before the step seeds the generator with eight bytes of the system."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        torch.manual_seed(int.from_bytes(os.urandom(8), "big") | 1 << 40)
+
+
+class FewParameters(Training):
+    """The net has fewer parameters than would determine the rows' factors."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.net = nn.Linear(16, 2)
+        self.data.tensors[1].remainder_(2)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [Automatic, Masked, MaskedRows, NextNorm, SecretSeeds, FewParameters, PerLayer, Counted],
+)
+def test_nothing_is_said_of_a_correct_training(tmp_path, made):
+    of_optimizer = issubclass(made, DPOptimizer)
+    plant, training = (made, Training) if of_optimizer else (None, made)
+    report = report_of(tmp_path, plant, training, examinations=0)
+    assert report.verdict.outcome != "VIOLATION", told(report)
+    assert "every_step" not in told(report)
+    assert any(check.name == "every_step" for check in report.checks)
+
+
+# --- The numbers.
+
+
+def rows_and_norms(count: int, entries: int, seed: int = 0) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(count, entries)) * rng.exponential(size=(count, 1))
+    return rows, np.linalg.norm(rows, axis=1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_factors_are_those_of_any_clipping(seed):
+    rows, norms = rows_and_norms(12, 100, seed)
+    parts = np.random.default_rng(seed).uniform(0.2, 3.0, size=12)
+    relation, found = parts_of_sum(rows, norms, (parts / norms) @ rows)
+    assert relation == "linear"
+    assert found == pytest.approx(parts, rel=1e-6)
+
+
+def test_opacus_rule_needs_no_system():
+    rows, norms = rows_and_norms(60, 20)  # which is not determined
+    assert parts_of_sum(rows, norms, (1.0 / np.maximum(norms, 1.0)) @ rows)[0] == "rule"
+    assert parts_of_sum(rows, norms, (2.0 / norms) @ rows)[0] == "unclear"
+
+
+def test_what_is_not_made_of_the_rows_is_other_and_names_no_row():
+    rows, norms = rows_and_norms(12, 100)
+    strange = np.random.default_rng(9).normal(size=100)
+    relation, found = parts_of_sum(rows, norms, rows.sum(axis=0) + 0.3 * strange)
+    assert relation == "other"
+    assert not found.any()
+
+
+def test_copies_of_a_record_determine_no_factors():
+    rows, norms = rows_and_norms(6, 100)
+    twice, sizes = np.concatenate([rows, rows]), np.concatenate([norms, norms])
+    assert parts_of_sum(twice, sizes, (3.0 / sizes) @ twice)[0] == "unclear"
+
+
+def test_a_row_that_shows_at_no_entry_is_not_judged():
+    rows, norms = rows_and_norms(6, 100)
+    rows[2], norms[2] = 0.0, 1e6  # a canary's spike elsewhere
+    relation, found = parts_of_sum(rows, norms, rows.sum(axis=0))
+    assert relation in ("rule", "linear")
+    assert found[2] == 0.0
+
+
+def test_what_a_mask_hides_is_no_part_of_what_a_row_adds():
+    rows, norms = rows_and_norms(6, 200)
+    mask = np.arange(200) % 2
+    own = np.linalg.norm(rows * mask, axis=1)
+    relation, found = parts_of_sum(rows, norms, (1.0 / own) @ (rows * mask))
+    assert relation == "linear"
+    assert found.max() <= 1.0 + 1e-9
+
+
+def test_noise_of_equal_size_has_no_quiet_row_and_no_zeros():
+    generator = torch.Generator().manual_seed(3)
+    total = torch.randn(40, 64, generator=generator)
+    grad = total + 2.0 * torch.randn(40, 64, generator=generator)
+    zeros, rounded, squares, counts = noise_by_row(grad, total, 2.0)
+    assert zeros.sum() == 0.0
+    assert rounded.sum() < 1e-2
+    assert counts.tolist() == [64.0] * 40
+    assert squares / counts == pytest.approx(np.ones(40), abs=0.9)
+    grad[5, 7] = total[5, 7]
+    assert noise_by_row(grad, total, 2.0)[0].sum() == 1.0
