@@ -674,6 +674,7 @@ _INTERNAL = (
     "added_ratio",
     "alike",
     "allowed",
+    "doubts",
     "examined",
     "findings",
     "flagged_noise_ratio",

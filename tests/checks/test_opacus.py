@@ -1,10 +1,12 @@
 """What Opacus 1.6 itself does is said of the training that uses it, with its size."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from counted_steps import report_of
+from shown_code import blocks, run
 
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.checks.opacus import (
@@ -83,3 +85,21 @@ def test_adaptive_clipping_as_opacus_has_it_lacks_a_pass_and_gets_it_when_allowe
         tmp_path / "b", training=AdaptiveClipping, steps=3, examinations=0, allow=[NAME]
     )
     assert not any(NAME in one for one in allowed.verdict.pass_blockers)
+
+
+def test_the_optimizer_of_the_page_adapts_and_is_not_said_to_cost_more(tmp_path):
+    (code,) = blocks(Path(__file__).parents[2] / "docs" / "opacus.md", "python")
+    centered, norms = run(code)["CenteredCount"], []
+
+    class Centered(AdaptiveClipping):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            optimizer.__class__ = centered
+            return optimizer
+
+        def on_train_batch_end(self, *_):
+            norms.append(float(self.trainer.optimizers[0].max_grad_norm))
+
+    report = report_of(tmp_path, training=Centered, steps=4, examinations=0)
+    assert not any(NAME in one for one in report.verdict.pass_blockers)
+    assert len(set(norms)) == 4
