@@ -524,7 +524,7 @@ REPLAY_NOISE = Check(
             "noise that can be computed: each step seeds its generator with a small number",
             "what seeds a generator within a step (the step's or the batch's number): seed it "
             "once, before training, or not at all",
-            -10,
+            12.5,
         ),
         rule_of_kinds(
             ("one_value",),

@@ -597,6 +597,8 @@ class NoisePast:
         self._steps = np.zeros(0, dtype=np.int64)
         #: Number of the step that was nearest to the latest one; -1 without a past.
         self.nearest = -1
+        #: -1 if it was its negative that was nearest.
+        self.sign = 1.0
         #: Root mean square of the latest differences from the nearest step, over that of new
         #: noise of the claimed size; infinite without a past.
         self.difference_ratio = math.inf
@@ -646,9 +648,10 @@ class NoisePast:
         # Squared distances up to a constant, from the past or its negative.
         products = self._searched[:size] @ searched
         nearest = int(np.argmin(self._squares[:size] - 2.0 * np.abs(products)))
-        sign = np.copysign(1.0, products[nearest])
-        gap = np.asarray(tested - sign * self._tested[nearest], dtype=np.float64)
-        self.difference_ratio = math.sqrt(float(gap @ gap) / (2.0 * len(gap)))
+        self.sign = float(np.copysign(1.0, products[nearest]))
+        gap = np.asarray(tested - self.sign * self._tested[nearest], dtype=np.float64)
+        plain = np.asarray(tested - self._tested[nearest], dtype=np.float64)
+        self.difference_ratio = math.sqrt(float(plain @ plain) / (2.0 * len(plain)))
         self.nearest = int(self._steps[nearest])
         age = (self._number - 1 - nearest) % self._kept + 1
         return float(noise_log_e(len(gap), gap @ gap)), age

@@ -627,6 +627,7 @@ OF_THE_TRAINING = (
         "the gradients of the others",
         "`ignore_index` with Opacus 1.6",
         training=trainings.RecordsIgnored,
+        audit={"examinations": 3},
         named="records_coupled",
     ),
     Fault(
