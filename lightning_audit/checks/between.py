@@ -53,7 +53,7 @@ BETWEEN = Check(
     "at a step between examinations, one gradient has more than the clipping norm in the sum, or "
     "entries have no noise; or the noise generator was never seeded",
     title="Every step's sum and noise",
-    failed_title="A step breaks what all must keep",
+    failed_title="A step breaks its rules",
     meaning="At a step that was looked at, the sum of clipped gradients, its noise or the seed of "
     "the noise is not as at every step of DP-SGD.",
     look_at="Look for code that acts at some steps or on some records only: what clips, what is "
