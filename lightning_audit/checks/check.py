@@ -278,6 +278,27 @@ class FaultRule:
     headline: str = ""
 
 
+def rule_of_kinds(
+    kinds: tuple[str, ...],
+    name: str,
+    headline: str,
+    sentence: str,
+    look_at: str,
+    rank: float,
+    groups: tuple[Group, ...] = (),
+) -> FaultRule:
+    """Return the rule of a check whose evidence says, as ``of``, which kind of finding it is."""
+    return FaultRule(
+        name,
+        sentence,
+        look_at,
+        rank,
+        headline=headline,
+        explains_groups=("noise", "reuse", "channel", "leakage", *groups),
+        applies=lambda seen: seen.get("of") in kinds,
+    )
+
+
 @dataclass(frozen=True)
 class Check:
     """Declaration of a check, read by the report, the gate, the diagnosis and the docs.
@@ -468,8 +489,9 @@ class Check:
 ENTRY_POINTS = "lightning_audit.checks"
 #: The modules of each subject, in the order of the report.
 _SUBJECTS = (
-    *(("update",), ("noise", "noise_faults"), ("clipping",), ("replayed_noise", "replay")),
-    *(("randomness",), ("sampling",), ("accounting",)),
+    *(("update",), ("noise", "noise_faults"), ("clipping",), ("between",)),
+    ("replayed_noise", "replay"),
+    *(("randomness",), ("sampling",), ("opacus",), ("accounting",)),
 )
 
 
@@ -652,6 +674,7 @@ _INTERNAL = (
     "added_ratio",
     "alike",
     "allowed",
+    "doubts",
     "examined",
     "findings",
     "flagged_noise_ratio",

@@ -257,7 +257,7 @@ class NoiseRecurrence:
         log_e, age = self._past.recurrence_log_e(readings)
         earlier = self._past.nearest
         self._past.add(readings, step)
-        if log_e >= _CERTAIN and len(self._returned) < _RETURNS:
+        if log_e >= _CERTAIN and self._past.sign > 0 and len(self._returned) < _RETURNS:
             self._returned.append(step - earlier)
         self._bet.update(log_e)
         before = self._test.violated

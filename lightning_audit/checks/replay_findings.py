@@ -70,6 +70,10 @@ OWN_MEMORY = (
     "a record changes, without noise, what the training keeps, and in the next step this changes "
     "the gradient of that record alone"
 )
+SEEDED = (
+    "the training seeds the noise generator itself, so that replays under other random numbers do "
+    "not show how its noise is drawn"
+)
 NOISE_ON_WEIGHTS = (
     "the gradient has no noise when the update begins, and the weights have some after it"
 )
@@ -97,6 +101,7 @@ _TO_DO = {
     "if it reaches neither checkpoint nor other records, state allow=['replay.release']",
     NOISE_ON_WEIGHTS: f"{NOISE_ON_WEIGHTS}; add it to the gradient before the update, or show the "
     "noisy gradient: grads = lightning_audit.released(grads, module=self)",
+    SEEDED: f"{SEEDED}; seed once, before training, or give Opacus a noise_generator of its own",
     NO_RECORD: f"{NO_RECORD}; train on the records of the batch that the loader gives",
     NOT_CALLED: "not examined: call grads = lightning_audit.per_sample(grads, module=self) before "
     "clipping; if the step forms no per-sample gradients, state allow=['replay.clipping', "

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.check import Check, Evidence, FaultRule, Group, log_weight
+from lightning_audit.checks.check import Check, Evidence, log_weight, rule_of_kinds
 from lightning_audit.checks.noise import NOISE_WHOLE
 from lightning_audit.checks.replay_findings import Finding, unanswered
 from lightning_audit.layout import FloatArray
@@ -487,26 +487,6 @@ FAMILIES: dict[str, Callable[[Draws], Seen]] = {
 # --- The check `replay.noise`: one e-value for all looks at the noise of replayed steps.
 
 
-def _rule(
-    kinds: tuple[str, ...],
-    name: str,
-    headline: str,
-    sentence: str,
-    look_at: str,
-    rank: float,
-    groups: tuple[Group, ...] = (),
-) -> FaultRule:
-    return FaultRule(
-        name,
-        sentence,
-        look_at,
-        rank,
-        headline=headline,
-        explains_groups=("noise", "reuse", "channel", "leakage", *groups),
-        applies=lambda seen: seen.get("of") in kinds,
-    )
-
-
 REPLAY_NOISE = Check(
     "replay.noise",
     "noise that replays show to be missing at some entries, too small, used twice, of few values, "
@@ -527,7 +507,7 @@ REPLAY_NOISE = Check(
     fine="the noise of replayed steps is as claimed at every entry",
     # A fault that a check of the steps can show as well has the same name there.
     faults=(
-        _rule(
+        rule_of_kinds(
             ("records",),
             "noise_depends_on_records",
             "The noise depends on the records",
@@ -537,7 +517,16 @@ REPLAY_NOISE = Check(
             -10,
             ("replay", "clipping"),
         ),
-        _rule(
+        rule_of_kinds(
+            ("seed",),
+            "noise_from_small_seed",
+            "The noise comes from a seed that can be guessed",
+            "noise that can be computed: each step seeds its generator with a small number",
+            "what seeds a generator within a step (the step's or the batch's number): seed it "
+            "once, before training, or not at all",
+            12.5,
+        ),
+        rule_of_kinds(
             ("one_value",),
             "one_value_for_all_coordinates",
             "All coordinates of a step get one noise value",
@@ -545,7 +534,7 @@ REPLAY_NOISE = Check(
             "the shape that the noise is drawn with: it must be that of the gradient",
             -10,
         ),
-        _rule(
+        rule_of_kinds(
             ("tensors",),
             "one_key_for_all_tensors",
             "Several tensors get the same noise",
@@ -553,7 +542,7 @@ REPLAY_NOISE = Check(
             "whether one seed or draw serves several tensors of a step",
             -10,
         ),
-        _rule(
+        rule_of_kinds(
             ("twice",),
             "noise_numbers_twice",
             "Several entries of a step get the same noise",
@@ -562,7 +551,7 @@ REPLAY_NOISE = Check(
             "rolled to that of the gradient",
             -10,
         ),
-        _rule(
+        rule_of_kinds(
             ("draws",),
             "few_seeds",
             "The noise comes from few seeds and repeats",
@@ -571,7 +560,7 @@ REPLAY_NOISE = Check(
             "pool",
             -10,
         ),
-        _rule(
+        rule_of_kinds(
             ("low_rank",),
             "noise_of_low_rank",
             "The noise of a matrix has low rank",
@@ -579,7 +568,7 @@ REPLAY_NOISE = Check(
             "the shape that the noise is drawn with, and what it is multiplied with",
             -10,
         ),
-        _rule(
+        rule_of_kinds(
             ("neighbours",),
             "noise_alike_in_neighbours",
             "Neighboring entries have dependent noise",
@@ -587,7 +576,7 @@ REPLAY_NOISE = Check(
             "what is done to the noise after it is drawn: sums, filters, interpolation",
             -10,
         ),
-        _rule(
+        rule_of_kinds(
             ("together",),
             "noise_alike_at_entries",
             "Groups of entries have dependent noise",
@@ -595,7 +584,7 @@ REPLAY_NOISE = Check(
             "whether entries or tensors share a draw, and what the noise is multiplied with",
             -10,
         ),
-        _rule(
+        rule_of_kinds(
             (
                 "few_values",
                 "tails",
@@ -608,7 +597,7 @@ REPLAY_NOISE = Check(
             "cast to a type of low precision afterwards",
             -10,
         ),
-        _rule(
+        rule_of_kinds(
             ("earlier",),
             "noise_correlated_over_steps",
             "The noise depends on that of earlier steps",
@@ -618,7 +607,7 @@ REPLAY_NOISE = Check(
             "accountant for it",
             12,
         ),
-        _rule(
+        rule_of_kinds(
             ("missing",),
             "noise_missing_at_entries",
             "Single entries get too little noise or none",
@@ -626,7 +615,7 @@ REPLAY_NOISE = Check(
             "masks, slices and shapes where the noise is drawn (Opacus: in add_noise)",
             12,
         ),
-        _rule(
+        rule_of_kinds(
             ("scale",),
             "noise_too_small",
             "Too little noise is added",
@@ -638,7 +627,7 @@ REPLAY_NOISE = Check(
         dataclasses.replace(
             NOISE_WHOLE.faults[0], rank=12, applies=lambda seen: seen.get("of") == "tensor"
         ),
-        _rule(
+        rule_of_kinds(
             ("small",),
             "noise_too_small_at_entries",
             "Some entries get too little noise",
@@ -653,10 +642,10 @@ CHECKS = (REPLAY_NOISE,)
 
 #: Kinds of findings without a family of tests.
 MISSING, OF_RECORDS = "missing", "records"
-#: Kind for noise that depends on earlier noise.
-EARLIER = "earlier"
+#: Kinds for noise that depends on earlier noise, or on a small seed.
+EARLIER, SEED = "earlier", "seed"
 #: Number of kinds that may be tested in a look at several draws of one step.
-_OF_DRAWS = len(FAMILIES) + len((MISSING, OF_RECORDS, EARLIER))
+_OF_DRAWS = len(FAMILIES) + len((MISSING, OF_RECORDS, EARLIER, SEED))
 #: Kinds more specific than small noise or another shape, and the log e-value that makes one clear.
 _SHARPEST = (
     OF_RECORDS,
@@ -670,6 +659,7 @@ _SHARPEST = (
     TOGETHER,
     MISSING,
     EARLIER,
+    SEED,
     SCALE,
     TENSOR,
 )

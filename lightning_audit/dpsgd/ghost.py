@@ -33,6 +33,7 @@ _NO_GHOST_LOSS = (
 #: Steps with canaries in which a norm is checked: the first `_FIRST`, then one in `_EVERY`.
 _FIRST, _EVERY = 10, 50
 _NORMS = "get_norm_sample"
+_AVERAGED = "no canary entered, because the criterion averages the losses of the batch"
 _TOO_LATE = (
     "the losses were clipped before a canary could join them; under Lightning call "
     "self.manual_backward(loss), not loss.backward()"
@@ -68,6 +69,8 @@ class GhostStep(OpacusStep):
         self._restore: Callable[[], None] = _nothing
         self._steps = 0
         self.norms = NormsSeen()
+        #: Whether the criterion averages the losses of the batch, so that none is weighed.
+        self.averages = False
 
     def concerns(self, coming: Backward) -> bool:
         """Return whether the coming loss is that of Opacus' criterion for this optimizer."""
@@ -78,7 +81,10 @@ class GhostStep(OpacusStep):
         self._loss = coming.loss
         if isinstance(coming.loss, DPTensorFastGradientClipping):
             self._teller = coming.loss.module
-            return ""
+            if coming.loss.loss_per_sample.dim():
+                return ""
+            self.averages = True
+            return _AVERAGED
         return _NO_GHOST_LOSS
 
     def lay_out(

@@ -714,16 +714,27 @@ class OpacusStep(DPSGDStep):
             raise CannotEnter("the gradients of an earlier step were not cleared")
         return found
 
+    @property
+    def _generator(self) -> Any:
+        """The generator of the noise, on the parameters' device if it is torch's own."""
+        device = self.params[0].device
+        if self.optimizer.generator is not None:
+            return self.optimizer.generator
+        if device.type == "cuda":
+            return torch.cuda.default_generators[device.index or 0]
+        return torch.default_generator
+
+    def noise_seed(self) -> int | None:
+        """Return the seed of the noise generator; None if it is not accessible."""
+        try:
+            return int(self._generator.initial_seed())
+        except (AttributeError, RuntimeError):  # generators of Opacus' secure mode
+            return None
+
     def noise_state(self) -> str | None:
         """Return a digest of the noise generator's state; None if it is not accessible."""
-        generator = self.optimizer.generator
-        if generator is None:
-            device = self.params[0].device
-            generator = torch.default_generator
-            if device.type == "cuda":
-                generator = torch.cuda.default_generators[device.index or 0]
         try:
-            state = generator.get_state()
+            state = self._generator.get_state()
         except (AttributeError, RuntimeError):  # generators of Opacus' secure mode
             return None
         return hashlib.blake2b(state.numpy().tobytes(), digest_size=16).hexdigest()
@@ -782,6 +793,25 @@ def _gradient_noise(optimizer: Any) -> float:
     if isinstance(optimizer, AdaClipDPOptimizer) and sigma > 0:
         sigma = float((sigma**-2 - (2 * optimizer.unclipped_num_std) ** -2) ** -0.5)
     return sigma
+
+
+#: Part of the expected batch that adaptive ghost clipping takes as the noise of its count.
+_OF_BATCH = 20.0
+
+
+def count_noise(optimizer: Any) -> tuple[float, float]:
+    """Return the noise multiplier, and the noise of the count that Opacus' code adapts to.
+
+    The count is divided by the batch's real size. Zeros without it.
+    """
+    adapts = getattr(type(optimizer), "update_max_grad_norm", None)
+    if hasattr(optimizer, "_adjusted_noise_multiplier"):
+        std = (optimizer.expected_batch_size or 0.0) / _OF_BATCH
+    elif str(getattr(adapts, "__module__", "")).startswith("opacus."):
+        std = optimizer.unclipped_num_std
+    else:
+        return 0.0, 0.0
+    return float(optimizer.noise_multiplier), float(std)
 
 
 def as_number(value: Any) -> float:

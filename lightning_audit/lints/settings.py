@@ -188,6 +188,9 @@ class LoaderFacts:
         once: whether each record enters at most one batch per epoch.
         batch_size: number of records of a batch, None if it varies or is unknown.
         raised_in: epoch, from 0, since which the rate is this one; None if it never changed.
+        empty: what is done with an empty batch: "stepped", "made_up" if a record of random numbers
+            is trained on instead, "left_out" if the process has one batch less.
+        drawn_from: number of records from which a process draws; None if unknown.
     """
 
     kind: Literal["poisson", "not_poisson", "unknown"]
@@ -197,6 +200,8 @@ class LoaderFacts:
     once: bool = False
     batch_size: int | None = None
     raised_in: int | None = None
+    empty: Literal["stepped", "made_up", "left_out"] = "stepped"
+    drawn_from: int | None = field(default=None, compare=False)
 
 
 def loader_facts(loaders: Any) -> LoaderFacts:
@@ -224,6 +229,22 @@ def rate_of(loader: Any) -> float | None:
     return getattr(sampler, "sample_rate", None)
 
 
+def draw_state(loaders: Any) -> int:
+    """Return a checksum of the generator from which a process draws its share's positions.
+
+    0 if the loader deals no shares out to processes, or if the generator is not accessible.
+    """
+    loader = next(iter(_pytree.tree_leaves(loaders)), None)
+    sampler = unwatched(getattr(loader, "batch_sampler", None))
+    if not isinstance(sampler, DistributedUniformWithReplacementSampler):
+        return 0
+    generator = sampler.generator or torch.default_generator
+    try:
+        return zlib.crc32(generator.get_state().numpy().tobytes()) or 1
+    except (AttributeError, RuntimeError):  # generators of Opacus' secure mode
+        return 0
+
+
 def loader_count(loaders: Any) -> int:
     """Return the number of the trainer's training loaders."""
     return len(_pytree.tree_leaves(loaders))
@@ -239,7 +260,15 @@ def _facts(loader: Any) -> LoaderFacts:
         type(sampler).__iter__ is p.__iter__ for p in _POISSON
     ):
         return LoaderFacts(
-            "poisson", f"{type(loader).__name__} with {type(sampler).__name__}", sampler.sample_rate
+            "poisson",
+            f"{type(loader).__name__} with {type(sampler).__name__}",
+            sampler.sample_rate,
+            empty="left_out"
+            if type(sampler).__iter__ is DistributedUniformWithReplacementSampler.__iter__
+            else "made_up"
+            if getattr(loader.collate_fn, "rand_on_empty", False)
+            else "stepped",
+            drawn_from=sampler.num_samples,
         )
     if type(sampler) is BatchSampler:
         order = type(sampler.sampler).__name__

@@ -35,7 +35,7 @@ from lightning_audit.checks.replay import (
     Answer,
     tolerance_of,
 )
-from lightning_audit.checks.replay_findings import NONE_LEFT, NOT_SHOWN
+from lightning_audit.checks.replay_findings import NONE_LEFT, NOT_SHOWN, SEEDED
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import FailedElsewhere, current, raised_in_audit, undoing, where
@@ -46,7 +46,7 @@ from lightning_audit.replay.clipping import (
     examine_clipping,
     sensitivity_kind,
 )
-from lightning_audit.replay.noise import SEEDED_WITHIN, examine_noise
+from lightning_audit.replay.noise import examine_noise
 from lightning_audit.replay.records import (
     examine_factors,
     examine_independence,
@@ -602,7 +602,7 @@ class Examined:
             return ()
         if len(self.unanswered) == len(self.answers):
             return self.unanswered
-        return tuple(n for n, answer in self.answers.items() if answer.reason == SEEDED_WITHIN)
+        return tuple(n for n, answer in self.answers.items() if answer.reason == SEEDED)
 
 
 @dataclass(frozen=True)
@@ -730,7 +730,8 @@ def _answered(
         state, claim = order.before.restored()
     assert state is not None
     replay = StepReplay(
-        user.take, user.module, order.step, claim, state, taken.skips, order.budget, beat
+        *(user.take, user.module, order.step, claim, state, taken.skips, order.budget, beat),
+        starts_before=order.before is not None,
     )
     low = user.precision not in _FULL_PRECISION
     asked = Asked(

@@ -17,13 +17,14 @@ import torch
 
 from lightning_audit.canaries.inputs import rows
 from lightning_audit.checks.replay import Answer
-from lightning_audit.checks.replay_findings import NOISE_ON_WEIGHTS
+from lightning_audit.checks.replay_findings import NOISE_ON_WEIGHTS, SEEDED
 from lightning_audit.checks.replayed_noise import (
     CERTAIN,
     EARLIER,
     MISSING,
     NOTHING,
     OF_RECORDS,
+    SEED,
     SIZES,
     Draws,
     NoiseLook,
@@ -50,6 +51,7 @@ from lightning_audit.replay.step_replay import (
 )
 from lightning_audit.stats.dependence import contrasts
 from lightning_audit.stats.noise_tests import noise_log_e
+from lightning_audit.stats.seeds import small_seed
 
 # --- The entries of a gradient at which its noise is tested: all, or the first rows of tensors.
 
@@ -174,11 +176,6 @@ _STILL = 1e-4
 #: Largest distance of releases of equal sums, relative to the norm of a draw.
 _SAME = 1e-3
 _APART = 104_729
-#: Why draws of the noise are not tested.
-SEEDED_WITHIN = (
-    "the noise generator is seeded within the step, so that the noise is the same under other "
-    "random numbers"
-)
 
 
 @dataclass(frozen=True)
@@ -250,7 +247,11 @@ class _Examination:
         if draws.same and bool(first.any()):
             if found := self._of_other_sums(first):
                 return self._told({OF_RECORDS: found}, len(draws))
-            return Answer(reason=SEEDED_WITHIN)
+            # A generator that the step makes once is no fault: the state after it has it.
+            once = self._replay.starts_before
+            if not once and (seed := self._small_seed(first)):
+                return self._told({SEED: Seen(CERTAIN, f"it is that of {seed}")}, len(draws))
+            return Answer(reason=SEEDED)
         plain = self._small_sum()
         if draws.lattice:
             self._draw(draws, MORE_DRAWS - len(draws), begin=len(draws))
@@ -304,6 +305,12 @@ class _Examination:
         if self._replay.limited:
             return _FEW_DRAWS
         return MORE_DRAWS if self._given.alone and self._size <= _CHEAP else DRAWS
+
+    def _small_seed(self, draw: torch.Tensor) -> str:
+        """Return the small seed of a draw ``[d]``, from its first or its last large tensor."""
+        tensors = [own for own in torch.split(draw, self._replay.sizes) if len(own) >= _LEAST]
+        ends = (small_seed(own.numpy()) for own in tensors[:1] + tensors[1:][-1:])
+        return next(filter(None, ends), "")
 
     # ------------------------------------------------------------------ replays
 

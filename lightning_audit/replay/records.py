@@ -322,7 +322,10 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
         seed: of the replays.
     """
     keep = min(sum(replay.sizes), max(_ENTRIES // rows(batch), _LEAST_ENTRIES))
-    alone, mixed, count = copies(batch)
+    norms = torch.cat(replay.usual([batch], seed).norms or [torch.zeros(0)])
+    first = int(norms.argmax()) if len(norms) == rows(batch) and not norms[0] > 0.0 else 0
+    # The gradient of an ignored record is zero, whatever the others are.
+    alone, mixed, count = copies(taken(batch, [first, *range(1, rows(batch))]))
 
     def pair(seed: int) -> tuple[Replay, Replay]:
         one, other = (replay.run([each], seed, keep=keep) for each in (alone, mixed))

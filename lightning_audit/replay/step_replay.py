@@ -405,6 +405,7 @@ class StepReplay:
             step after it; empty if the step's own code decides that.
         budget: largest number of replayed steps; None for no limit.
         beat: called after each replay.
+        starts_before: whether the state is that before the step was taken.
     """
 
     def __init__(
@@ -417,7 +418,10 @@ class StepReplay:
         skips: Sequence[bool] = (),
         budget: int | None = None,
         beat: Callable[[], None] = lambda: None,
+        *,
+        starts_before: bool = False,
     ) -> None:
+        self.starts_before = starts_before
         self._budget, self._beat, self._usual = budget, beat, dict[tuple[int, ...], Replay]()
         # Unit release and its norm for each seed; releases that are other multiples of it, or none.
         self._lines, self._multiples, self._others = dict[int, tuple[torch.Tensor, float]](), 0, 0

@@ -17,7 +17,7 @@ from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.history import rates_known
 from lightning_audit.canaries.inputs import InputCanary, rows
 from lightning_audit.checks.accounting import Ledger
-from lightning_audit.checks.replay import REPLAY_RELEASE
+from lightning_audit.checks.replay import REPLAY_CLIPPING, REPLAY_RELEASE
 from lightning_audit.checks.sampling import DrawnBatches
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.protocol import Backward
@@ -26,6 +26,7 @@ from lightning_audit.hooks.sampler_tap import BatchUse, can_be_watched
 from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.lints.settings import (
     changes_of_noise,
+    draw_state,
     follows_a_scheduler,
     logged_names,
     repeated_contents,
@@ -550,6 +551,10 @@ class AuditRun:
         regular = waits and taken == 1 and noise == self.lints.regular
         if not regular and self.lints.end_batch(batch, self.sessions, stepped=taken > 0):
             self.examinations.look_at_schedule(self.optimizers.steps)
+        if any(session.between.asks for session in self.sessions):
+            self.examinations.look_at_schedule(self.optimizers.steps, REPLAY_CLIPPING.name)
+            for session in self.sessions:
+                session.between.asks = False
         self.look_is_due |= self.lints.rate_rose
         asked = self._course.examined.asked(REPLAY_RELEASE.name)
         if self.examinations.behind is not None or self.examinations.watch is not None:
@@ -614,7 +619,7 @@ class AuditRun:
             self.fence.end_epoch()
         if self.sessions:
             self._course.unaudited = self.optimizers.unaudited(module)
-        self._course.comparison.compare(self.session, self.ranks)
+        self._course.comparison.compare(self.session, self.ranks, draw_state(self.lints.draws_from))
         if not self._epoch_ends.is_due(due=due):
             self._course.about.end_epoch(epoch, self.sessions, self.config)
             return {}, None
@@ -635,7 +640,7 @@ class AuditRun:
         if self.fence.watches:
             self.fence.end()
         self._found_at_end = self._course.fence.size
-        self._course.comparison.compare(self.session, self.ranks)
+        self._course.comparison.compare(self.session, self.ranks, draw_state(self.lints.draws_from))
         self.examinations.look_behind(self.optimizers.steps, now=True)
         for session in self.sessions:
             session.recorder.close()

@@ -28,6 +28,7 @@ from lightning_audit.checks.accounting import (
     accounting_result,
     claim_result,
 )
+from lightning_audit.checks.between import between_result
 from lightning_audit.checks.check import REGISTRY, in_order, shared_log_e
 from lightning_audit.checks.clipping import (
     clipping_norm_result,
@@ -37,9 +38,11 @@ from lightning_audit.checks.clipping import (
 from lightning_audit.checks.disclosure import numbers_of_data, shown
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise import NOISE_MEAN, equal_noise_result
+from lightning_audit.checks.opacus import chance_of_empty, opacus_result
 from lightning_audit.checks.randomness import noise_shared_result
 from lightning_audit.checks.replay import REPLAY_RELEASE
-from lightning_audit.checks.replay_findings import ONE_NUMBER
+from lightning_audit.checks.replay_findings import ONE_NUMBER, SEEDED
+from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.checks.sampling import (
     Promise,
     batch_size_result,
@@ -51,6 +54,7 @@ from lightning_audit.checks.sampling import (
 )
 from lightning_audit.checks.update import no_dp_result, unsynchronised_result
 from lightning_audit.config import AuditConfig
+from lightning_audit.dpsgd.opacus import count_noise
 from lightning_audit.results.audit_report import (
     AT_END,
     AuditReport,
@@ -174,6 +178,8 @@ def _own_results(place: int, session: AuditSession, facts: RunFacts) -> list[Che
     if (norms := session.step.norms) is not None:
         checks.append(clipping_norm_result(norms.checked, norms.largest_ratio, norms.clipped_at))
     checks.append(finite_result(session.lost.count, session.lost.first))
+    if session.between.taken:
+        checks.append(between_result(session.between.found))
     checks = facts.earlier.joined(place, checks, session.monitor.significance)
     if facts.examined.one_number:
         checks = [
@@ -215,7 +221,11 @@ def _results_of_run(
     if len(sessions) > 1:
         begun = [s.noise_start for s in sessions if s.noise_start is not None]
         checks.append(noise_shared_result(len(set(begun)) < len(begun)))
-    checks += facts.examined.results(config.significance)
+    examined = facts.examined.results(config.significance)
+    if any("seeded" in session.between.found for session in sessions):
+        void = REPLAY_NOISE.not_run(f"not tested: {SEEDED}")
+        examined = [void if c.name == void.name and c.status == "ok" else c for c in examined]
+    checks += examined
     checks.append(facts.coupling.result(facts.examined.off))
     checks += facts.fence.results()
     checks.append(epsilon_result(epsilons, config))
@@ -241,6 +251,7 @@ def _results_of_run(
     if len(sessions) == 1:  # with several it is not known whose loss it is
         (optimizer,) = facts.optimizers
         checks += loss_reduction_result(facts.loss_reduction, optimizer.loss_reduction)
+    checks.append(_of_opacus(sessions, facts, config))
     checks += _divisor_results(sessions, facts, config, epsilons.claimed_epsilon)
     return facts.earlier.joined(-1, checks, config.significance)
 
@@ -277,6 +288,25 @@ def _sampling_results(
     if config.mechanism_alone:  # the claim states no assumption on the batches
         return [REGISTRY[one.name].not_run(f"not compared: {NOT_COMPOSED}") for one in found]
     return found
+
+
+def _of_opacus(
+    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
+) -> CheckResult:
+    """Check whether parts of Opacus are used that are known to lose privacy."""
+    loader, chance = facts.loader, 0.0
+    if loader is not None and loader.sample_rate is not None and loader.drawn_from is not None:
+        planned = max(max(s.recorder.steps, s.recorder.header.planned_end or 0) for s in sessions)
+        chance = chance_of_empty(loader.sample_rate, loader.drawn_from, planned)
+    fixed = loader is not None and loader.kind == "not_poisson"
+    return opacus_result(
+        averaged=any(getattr(s.step, "averages", False) for s in sessions),
+        alike=facts.processes if facts.drawn_alike else 0,
+        empty=loader.empty if loader is not None else "",
+        chance=chance,
+        delta=config.delta,
+        count=(0.0, 0.0) if fixed else max(count_noise(s.step.optimizer) for s in sessions),
+    )
 
 
 def _more_rows_than_records(sessions: Sequence[AuditSession], facts: RunFacts) -> bool:
@@ -371,7 +401,8 @@ class Looks:
         if self._ranks.several:
             found = sum(session.recorder.flagged_alike for session in sessions)
         else:
-            found = sum(session.recorder.flagged for session in sessions) + book.again + book.stale
+            found = sum(s.recorder.flagged + len(s.between.found) for s in sessions)
+            found += book.again + book.stale
         began = found + (steps > 0) + (plain > 0)
         if began == self._known and not (found and steps >= self._next):
             return False

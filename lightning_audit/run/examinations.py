@@ -251,15 +251,16 @@ class Examinations:
             self.schedule.hasten(REPLAY_RELEASE.name)
         self._lost |= lost
 
-    def look_at_schedule(self, steps: int) -> None:
-        """Make `replay.release` due a few times if a batch was left out or its noise changed.
+    def look_at_schedule(self, steps: int, name: str = REPLAY_RELEASE.name) -> None:
+        """Make a question due a few times: a batch was left out, or its noise or sum changed.
 
         Args:
             steps: number of steps taken so far.
+            name: of the question.
         """
         if self._hastened < _HASTENED and steps >= self._hastened_at:
             self._hastened, self._hastened_at = self._hastened + 1, 2 * steps
-            self.schedule.hasten(REPLAY_RELEASE.name)
+            self.schedule.hasten(name)
 
     def _session(self) -> AuditSession | None:
         """Return the session of the only private optimizer; None if there are several or none."""

@@ -273,6 +273,7 @@ class RunFacts:
         processes: number of processes that train together.
         synchronised: whether they read the same gradients so far; None if they were not compared.
         noise_equal: whether two of them drew the same noise.
+        drawn_alike: whether they draw the same positions of their shares of the records.
         coupling: what examinations found on whether a record's gradient depends on other records.
         examined: the other results of examinations.
         fence: what changed the weights outside of private steps, and what metrics decide.
@@ -313,6 +314,7 @@ class RunFacts:
     processes: int = 1
     synchronised: bool | None = None
     noise_equal: bool = False
+    drawn_alike: bool = False
     coupling: Coupling = field(default_factory=Coupling)
     fence: FenceLog = field(default_factory=FenceLog)
     examined: ExaminationLog = field(default_factory=ExaminationLog)
@@ -363,6 +365,7 @@ class RunFacts:
             processes=ranks.count,
             synchronised=course.comparison.synchronised,
             noise_equal=course.comparison.noise_equal,
+            drawn_alike=course.comparison.drawn_alike,
             coupling=course.coupling,
             examined=course.examined,
             fence=course.fence,
@@ -417,30 +420,33 @@ def rate_of_all(optimizers: Sequence[OptimizerFacts], loaders: int) -> float | N
 class RankComparison(Kept):
     """Comparison of the processes of a run: same gradients, different noise."""
 
-    KEPT = ("synchronised", "noise_equal")
+    KEPT = ("synchronised", "noise_equal", "drawn_alike")
 
     def __init__(self) -> None:
         #: See `RunFacts`, which has them by the same names.
         self.synchronised: bool | None = None
-        self.noise_equal = False
+        self.noise_equal = self.drawn_alike = False
 
-    def compare(self, session: AuditSession | None, ranks: Ranks) -> None:
+    def compare(self, session: AuditSession | None, ranks: Ranks, draws_from: int = 0) -> None:
         """Compare what the processes read so far, if they can communicate; each one must call it.
 
         Args:
             session: of the only private optimizer; None before there is one.
             ranks: the processes.
+            draws_from: `draw_state` of this process's loader; 0 if unknown.
         """
         if session is None or not ranks.talk:
             return
         draws = session.draws.numbers
         own = [session.recorder.steps, session.checksum, session.planner.copied, *draws]
+        own.append(draws_from)
         told = ranks.gathered([*own, *session.lost.numbers()])
         session.lost.hear([row[len(own) :] for row in told])
         same = all(row[:2] == told[0][:2] for row in told)
         self.synchronised = same and self.synchronised is not False
         session.planner.hear(anyone_copies=any(row[2] for row in told))
-        self.noise_equal |= equal_draws([row[3 : len(own)] for row in told])
+        self.noise_equal |= equal_draws([row[3 : len(own) - 1] for row in told])
+        self.drawn_alike = draws_from > 0 and all(row[len(own) - 1] == draws_from for row in told)
 
 
 @dataclass
@@ -541,6 +547,8 @@ class RunLints(Kept):
         self.loader: LoaderFacts | None = None
         self.code: OwnCode | None = None
         self.loaders, self.repeated = 1, False
+        #: The training loaders, as the Trainer has them.
+        self.draws_from: Any = None
         self.batches: BatchCheck | None = None
         self.batches_per_step = 1
         self.split_epochs = self.carried_over = self.epochs = 0
@@ -569,7 +577,7 @@ class RunLints(Kept):
 
     def start(self, loaders: Any) -> None:
         """Read how the loaders sample."""
-        self.loader = loader_facts(loaders)
+        self.loader, self.draws_from = loader_facts(loaders), loaders
         self.loaders = loader_count(loaders)
         if self.batches is not None and self.loaders > 1:
             self.batches.obstacle = "the training has several loaders"

@@ -41,6 +41,7 @@ from lightning_audit.record.store import (
     Observation,
     ObservationStore,
 )
+from lightning_audit.session.between import Between
 from lightning_audit.session.own_clipping import Fit, Held, own_methods, raised
 from lightning_audit.session.plan import Coordinates, GradientRows, HandedRows, InputSample, Plan
 from lightning_audit.session.planner import (
@@ -235,7 +236,7 @@ class AuditSession:
         #: Noise generator state before this process's first noise; kept in memory only.
         self.noise_start: str | None = None
         self._noise_seen = False
-        self.releases = ReleaseWatch()
+        self.releases, self.between = ReleaseWatch(), Between(planner)
         if (boundary := current()) is not None:
             boundary.on_leave(self._fail)
         self._hooks: list[StepHooks | MethodHook] = [self._update_hooks()]
@@ -269,6 +270,7 @@ class AuditSession:
         Lightning's hooks run only for steps that Lightning itself takes.
         """
         optimizer = self.step.optimizer
+        self._hooks += self.between.hooks()
         if type(self.inserter) is GradientRows:
             own = [n for n in ("clip_and_accumulate", "pre_step") if n in own_methods(optimizer)]
             self._hooks += [Retry(optimizer, n, self._hold, self._without_rows) for n in own]

@@ -597,6 +597,8 @@ class NoisePast:
         self._steps = np.zeros(0, dtype=np.int64)
         #: Number of the step that was nearest to the latest one; -1 without a past.
         self.nearest = -1
+        #: -1 if it was its negative that was nearest.
+        self.sign = 1.0
         #: Root mean square of the latest differences from the nearest step, over that of new
         #: noise of the claimed size; infinite without a past.
         self.difference_ratio = math.inf
@@ -627,9 +629,10 @@ class NoisePast:
     def recurrence_log_e(self, readings: Floats) -> tuple[float, int]:
         """Return the log e-value of one step for "this noise is new", and the age of its match.
 
-        The past step that is nearest on some coordinates is the center of the others. It depends on
-        the past, and on noise that is independent of the tested noise, so the differences are at
-        least as large as the noise (`noise_log_e`; own proof, on arXiv:2210.01948).
+        The past step that is nearest on some coordinates, with either sign, is the center of the
+        others. It depends on the past, and on noise that is independent of the tested noise, so the
+        differences are at least as large as the noise (`noise_log_e`; own proof, on
+        arXiv:2210.01948).
 
         Args:
             readings: In units of the claimed standard deviation, ``[n]``.
@@ -642,11 +645,13 @@ class NoisePast:
         if not size or len(readings) < 2:
             return 0.0, 0
         searched, tested = self._divided(readings)
-        # Squared distances up to a constant.
-        distances = self._squares[:size] - 2.0 * (self._searched[:size] @ searched)
-        nearest = int(np.argmin(distances))
-        gap = np.asarray(tested - self._tested[nearest], dtype=np.float64)
-        self.difference_ratio = math.sqrt(float(gap @ gap) / (2.0 * len(gap)))
+        # Squared distances up to a constant, from the past or its negative.
+        products = self._searched[:size] @ searched
+        nearest = int(np.argmin(self._squares[:size] - 2.0 * np.abs(products)))
+        self.sign = float(np.copysign(1.0, products[nearest]))
+        gap = np.asarray(tested - self.sign * self._tested[nearest], dtype=np.float64)
+        plain = np.asarray(tested - self._tested[nearest], dtype=np.float64)
+        self.difference_ratio = math.sqrt(float(plain @ plain) / (2.0 * len(plain)))
         self.nearest = int(self._steps[nearest])
         age = (self._number - 1 - nearest) % self._kept + 1
         return float(noise_log_e(len(gap), gap @ gap)), age

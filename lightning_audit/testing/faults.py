@@ -462,6 +462,13 @@ OF_THE_TRAINING = (
         processes=2,
     ),
     Fault(
+        "processes_draw_alike",
+        "the processes draw the same positions of their shares of the records",
+        "Opacus 1.6: a loader's generator with one seed",
+        training=trainings.DrawnAlike,
+        processes=2,
+    ),
+    Fault(
         "noise_averaged_over_processes",
         "each of W processes draws noise, and their mean is added, which has 1/W of the variance",
         "optax #148",
@@ -625,12 +632,33 @@ OF_THE_TRAINING = (
         named="records_coupled",
     ),
     Fault(
+        "records_ignored",
+        "the loss is a mean over the records that are not ignored, so that an ignored one changes "
+        "the gradients of the others",
+        "`ignore_index` with Opacus 1.6",
+        training=trainings.RecordsIgnored,
+        audit={"examinations": 3},
+        named="records_coupled",
+    ),
+    Fault(
         "norm_of_the_first_batch",
         "the clipping norm is calibrated on the first batch, without noise",
         "training scripts",
         training=trainings.NormOfTheFirstBatch,
         audit={"examinations": 3},
         named="more_than_the_release",
+    ),
+    Fault(
+        "made_up_record",
+        "an empty batch is replaced by a record of random numbers",
+        "`rand_on_empty` of Opacus 1.6",
+        training=trainings.MadeUpRecords,
+    ),
+    Fault(
+        "count_over_real_batch",
+        "adaptive clipping divides its noisy count by the real number of records of a batch",
+        "AdaClip in Opacus 1.6",
+        training=trainings.LittleCountNoise,
     ),
     Fault(
         "accumulated_ghost_clipping",

@@ -36,7 +36,12 @@ from lightning_audit.testing.faults import BY_HAND_CLAIM, FAULTS, INPUT_CANARY, 
 from lightning_audit.testing.faulty import ScaledNoise
 from lightning_audit.testing.runs import train
 from lightning_audit.testing.selftest_pool import Result, finding_of, status_of
-from lightning_audit.testing.trainings import Configured, Training, random_data
+from lightning_audit.testing.trainings import (
+    AdaptiveClipping,
+    Configured,
+    Training,
+    random_data,
+)
 
 # --- Further DP-SGD configurations, on the random data of `lightning_audit.testing.trainings`.
 
@@ -56,19 +61,6 @@ class PerLayer(Configured):
         norms = [self.settings["max_grad_norm"] / number**0.5] * number
         self.net, optimizer, *_ = self._private(clipping="per_layer", max_grad_norm=norms)
         return self.plant(optimizer)
-
-
-class AdaptiveClipping(Configured):
-    """The clipping norm adapts to the gradients' norms."""
-
-    engine_arguments: ClassVar = {
-        "clipping": "adaptive",
-        "target_unclipped_quantile": 0.5,
-        "clipbound_learning_rate": 0.2,
-        "max_clipbound": 10.0,
-        "min_clipbound": 0.05,
-        "unclipped_num_std": 2.0,
-    }
 
 
 # --- The violations of Nasr et al. 2023, with the paper's settings.

@@ -458,6 +458,45 @@ class Configured(Training):
         return made
 
 
+class AdaptiveClipping(Configured):
+    """The clipping norm adapts to the gradients' norms."""
+
+    engine_arguments: ClassVar = {
+        "clipping": "adaptive",
+        "target_unclipped_quantile": 0.5,
+        "clipbound_learning_rate": 0.2,
+        "max_clipbound": 10.0,
+        "min_clipbound": 0.05,
+        "unclipped_num_std": 2.0,
+    }
+
+
+class LittleCountNoise(AdaptiveClipping):
+    """The count to which the norm adapts has little noise."""
+
+    engine_arguments: ClassVar = {**AdaptiveClipping.engine_arguments, "unclipped_num_std": 0.6}
+
+
+class MadeUpRecords(Training):
+    """Batches are small, and an empty one gets a record of random numbers."""
+
+    def plain_loader(self) -> DataLoader[Any]:
+        """Return sequential batches of two."""
+        return DataLoader(self.data, 2)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Return Poisson batches that are never empty."""
+        return DPDataLoader.from_data_loader(self.plain_loader(), rand_on_empty=True)
+
+
+class RecordsIgnored(Training):
+    """One record in four has the label that the loss ignores, as if it were not there."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.data.tensors[1][3::4] = -100
+
+
 class Ghost(Configured):
     """Ghost clipping as in its tutorial."""
 
@@ -550,6 +589,15 @@ class NotSynchronised(Distributed):
     def for_private(self) -> torch.nn.Module:
         """Return the net, which only Lightning wraps."""
         return self.net
+
+
+class DrawnAlike(Distributed):
+    """The generators of all processes' loaders have one seed."""
+
+    def plain_loader(self) -> DataLoader[Any]:
+        """Return sequential batches with a generator."""
+        seeded = torch.Generator().manual_seed(0)
+        return DataLoader(self.data, 2 * BATCH_SIZE, generator=seeded)
 
 
 class DrawnByAll(Distributed):

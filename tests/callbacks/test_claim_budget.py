@@ -334,7 +334,7 @@ def test_adaptive_clipping_is_counted_as_its_accountant_does(tmp_path):
             "clipbound_learning_rate": 0.2,
             "max_clipbound": 10.0,
             "min_clipbound": 0.1,
-            "unclipped_num_std": 0.6,
+            "unclipped_num_std": 1.2,
         }
 
     report = trained(tmp_path, Adaptive())

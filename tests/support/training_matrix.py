@@ -412,6 +412,7 @@ ROWS: tuple[Row, ...] = (
         "Clipping",
         "adaptive (AdaClip)",
         lambda: wide(AdaClip),
+        audit={"allow": ["opacus_defects"]},
         remark="canaries take no part in the adaptation",
     ),
     Row("Clipping", "ghost, automatic optimization", lambda: wide(Ghost)),
@@ -425,6 +426,7 @@ ROWS: tuple[Row, ...] = (
         "Clipping",
         "adaptive ghost, manual optimization",
         lambda: wide(AdaptiveGhost, batch_size=64),
+        audit={"allow": ["opacus_defects"]},
         remark="automatic optimization switches the adaptation off",
     ),
     Row(

@@ -1,0 +1,97 @@
+"""The check `every_step`: what holds at every step of Opacus, between examinations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lightning_audit.checks.check import Check, rule_of_kinds
+from lightning_audit.results.audit_report import CheckResult
+
+#: Kinds of findings: name and headline of the fault, what is wrong, where to look.
+_KINDS = {
+    "row": (
+        "row_exceeds_its_norm",
+        "A sum has more of one gradient than the clipping norm",
+        "no bounded sensitivity: one per-sample gradient has more than the clipping norm in the "
+        "sum of a step",
+        "what decides how a gradient is clipped (its loss, its place, the step's number), and what "
+        "changes max_grad_norm between clipping and noise",
+    ),
+    "zeros": (
+        "entries_without_noise",
+        "Some entries get no noise at some steps",
+        "noise of some entries: the noisy gradient equals the clipped sum there",
+        "what leaves out entries where noise is added: a mask, a threshold, an index",
+    ),
+    "constant": (
+        "noise_from_constant_seed",
+        "The noise generator was never seeded",
+        "noise that anyone can compute: its torch.Generator() was never seeded, and starts from "
+        "the same constant in every process",
+        "the noise_generator of make_private: call its method seed(), or leave it out",
+    ),
+}
+#: Kinds that prevent a pass.
+_DOUBTS = {
+    "sum": "the clipped sum has a part that is not made of the gradients of its batch, other than "
+    "at earlier steps: look for a sum that is not cleared, or that more is added to at times",
+    "quiet": "a row of a matrix has too little noise to be chance: look for noise that is scaled "
+    "by row, or processed within add_noise",
+    "seeded": "the generator of the noise was seeded again in three steps, with 32-bit numbers: "
+    "such noise can be computed by trying the seeds; seed it once, before training",
+}
+
+
+def _doubts(found: CheckResult) -> str:
+    seen = found.evidence.get("doubts", {})
+    told = "; ".join(f"{_DOUBTS[kind]} (step {step + 1})" for kind, step in seen.items())
+    return told and f"{BETWEEN.name}: {told}; if intended, allow=['{BETWEEN.name}']"
+
+
+BETWEEN = Check(
+    "every_step",
+    "at a step between examinations, one gradient has more than the clipping norm in the sum, or "
+    "entries have no noise; or the noise generator was never seeded",
+    title="Every step's sum and noise",
+    failed_title="A step breaks its rules",
+    meaning="At a step that was looked at, the sum of clipped gradients, its noise or the seed of "
+    "the noise is not as at every step of DP-SGD.",
+    look_at="Look for code that acts at some steps or on some records only: what clips, what is "
+    "added, what seeds.",
+    topic="Clipping",
+    each=True,
+    wrong=lambda seen: bool(seen["of"]),
+    blocks=_doubts,
+    private=True,
+    fine="the steps that were looked at keep sum, noise and seed as DP-SGD does",
+    public=("doubts",),
+    faults=tuple(
+        rule_of_kinds((kind,), *words, 3.5, ("clipping",)) for kind, words in _KINDS.items()
+    ),
+)
+
+
+def between_result(found: Mapping[str, tuple[int, float]]) -> CheckResult:
+    """Return the result of `every_step`.
+
+    Args:
+        found: kind -> the first step, from 0, and the largest part of a gradient in units of the
+            clipping norm, or the number of entries.
+    """
+    of = next((kind for kind in _KINDS if kind in found), "")
+    step, size = found.get(of, (0, 0.0))
+    sizes = {"row": f": {size:.3g} times", "zeros": f": {size:.0f} entries so far"}
+    return BETWEEN.judged(
+        {
+            "of": of,
+            "step": step if of else None,
+            "doubts": {kind: at for kind, (at, _) in found.items() if kind in _DOUBTS},
+        },
+        BETWEEN.fine,
+        of and f"in step {step + 1}, {_KINDS[of][2]}{sizes.get(of, '')}",
+        of and f"look at {_KINDS[of][3]}",
+    )
+
+
+#: The check of this subject.
+CHECKS = (BETWEEN,)

@@ -1,0 +1,146 @@
+"""The check `opacus_defects`: what code of Opacus 1.6 itself does, where a training uses it.
+
+See docs/opacus.md for each of them, and for what it costs.
+"""
+
+from __future__ import annotations
+
+from lightning_audit.checks.check import OF_BATCHES, Check, rule_of_kinds
+from lightning_audit.results.audit_report import CheckResult
+
+#: Kinds: name and headline of the fault, what is wrong, what to do about it.
+_KINDS = {
+    "averaged": (
+        "ghost_clipping_of_the_mean",
+        "Ghost clipping clips no record",
+        "no clipping: the criterion averages the losses of the batch, so that the gradient is the "
+        "mean over all records times a number",
+        "set `criterion.criterion.reduction = 'none'` on what make_private returns",
+    ),
+    "alike": (
+        "processes_draw_alike",
+        "The processes draw the same positions",
+        "wrong sampling: the processes draw the same positions of their shares, so that a record "
+        "is in a step exactly if one of another process is",
+        "seed the loader's generator by the process: generator.manual_seed(seed + rank)",
+    ),
+    "made_up": (
+        "made_up_record",
+        "Empty batches get a made-up record",
+        "a made-up record: an empty batch is replaced by one of random numbers, so that a record "
+        "that joins it moves the sum by up to twice the clipping norm",
+        "leave rand_on_empty out: Opacus steps on empty batches with noise alone",
+    ),
+    "adaptive": (
+        "count_over_real_batch",
+        "Adaptive clipping costs more than is accounted",
+        "adaptive clipping costs more than is accounted: its noisy count is divided by the real "
+        "number of records of the batch",
+        "subclass the optimizer: unclipped_frac = 0.5 + (unclipped_num - 0.5 * sample_size) / "
+        "expected_batch_size",
+    ),
+    "left_out": (
+        "",
+        "",
+        "a process leaves empty batches out, after which the batches of all no longer fit together",
+        "make batches so large that an empty one of a process is less likely than delta",
+    ),
+}
+
+
+def _doubts(found: CheckResult) -> str:
+    told = [
+        f"{_KINDS[k][2]}: {size}; {_KINDS[k][3]}" for k, size in found.evidence.get("doubts", ())
+    ]
+    return "; ".join(told) and f"{OPACUS.name}: {'; '.join(told)}; or state allow=['{OPACUS.name}']"
+
+
+OPACUS = Check(
+    "opacus_defects",
+    "code of Opacus itself that a training uses loses privacy: a criterion that averages, equal "
+    "positions in all processes, made-up records, a count over the real batch",
+    title="Known defects of Opacus",
+    failed_title="Opacus itself loses privacy",
+    meaning="The training uses a part of Opacus that does not give what is accounted.",
+    look_at="Look up the part in docs/opacus.md: it says what to write instead.",
+    topic="Sampling and bookkeeping",
+    kind="accounting",
+    wrong=lambda seen: bool(seen["of"]),
+    blocks=_doubts,
+    refutes=OF_BATCHES,
+    faults=tuple(rule_of_kinds((kind,), *_KINDS[kind], 8.2) for kind in list(_KINDS)[:4]),
+)
+
+#: Part of the stated noise multiplier below which a cost is a finding: a PASS would notice it.
+_LEFT = 0.8
+
+
+def noise_multiplier_with_count(noise_multiplier: float, count_std: float) -> float:
+    r"""Return the noise multiplier of a step that costs as much as one of adaptive clipping.
+
+    With u unclipped of b records and noise z, a record moves ``(u + z) / b`` by up to ``b / (b +
+    1)`` records over b. Theorem 1 accounts for half a record: of bits that are centered, over a
+    constant. It leaves ``(noise_multiplier^-2 - (2 count_std)^-2)^(-1/2)`` for the gradient.
+
+    Formula:
+        ``(noise_multiplier^-2 - (2 count_std)^-2 + count_std^-2)^(-1/2)``
+
+    Args:
+        noise_multiplier: as accounted, > 0.
+        count_std: standard deviation of the count's noise, in records, > 0.
+
+    References:
+        Andrew et al. 2021, arXiv:1905.03871, Theorem 1.
+
+    Example:
+        >>> round(noise_multiplier_with_count(1.0, 2.0), 3)
+        0.918
+    """
+    return float((noise_multiplier**-2 + 0.75 * count_std**-2) ** -0.5)
+
+
+def chance_of_empty(rate: float, records: int, steps: int) -> float:
+    """Return (a bound of) the probability that a Poisson batch of some step has no record."""
+    return float(min(1.0, steps * (1.0 - rate) ** records))
+
+
+def opacus_result(
+    *,
+    averaged: bool = False,
+    alike: int = 0,
+    empty: str = "",
+    chance: float = 0.0,
+    delta: float = 0.0,
+    count: tuple[float, float] = (0.0, 0.0),
+) -> CheckResult:
+    """Return the result of `opacus_defects`.
+
+    Args:
+        averaged: whether the criterion of ghost clipping averages over the batch.
+        alike: number of processes that draw the same positions of their shares.
+        empty: what is done with empty batches, see `LoaderFacts`.
+        chance: probability of an empty batch over all steps.
+        delta: of the claim, which covers what is less likely.
+        count: noise multiplier, and the noise of the count that the norm adapts to; zeros without.
+    """
+    sigma, std = count
+    cost = noise_multiplier_with_count(sigma, std) if min(count) > 0.0 else sigma
+    told = {
+        "averaged": averaged and "in every step",
+        "alike": alike and f"{alike} processes",
+        empty: chance > delta and f"with probability {chance:.2g} over all steps",
+        "adaptive": cost < sigma and f"noise_multiplier is worth {cost:.3g}, not {sigma:.3g}",
+    }
+    found = {kind: size for kind, size in told.items() if kind in _KINDS and size}
+    mild = {"left_out"} | ({"adaptive"} if cost >= _LEFT * sigma else set())
+    of = next((kind for kind in found if kind not in mild), "")
+    return OPACUS.judged(
+        {"of": of, "doubts": [pair for pair in found.items() if pair[0] in mild]},
+        "no part of Opacus that is known to lose privacy is used",
+        of and f"{_KINDS[of][2]}: {found[of]}",
+        of and _KINDS[of][3],
+    )
+
+
+#: The check of this subject.
+CHECKS = (OPACUS,)

@@ -1,0 +1,310 @@
+"""Looks at Opacus' steps between examinations, without a replay.
+
+A replay begins in the state after a step, so it does not repeat a fault of every tenth step. Three
+relations hold at every step, and a look costs little:
+
+**The clipped sum is made of the rows.** At a few entries the sum is compared with the rows of
+per-sample gradients, canaries included: first by Opacus' own rule, else by the linear system whose
+solution is the factor of each row. A factor times the norm of its row is what a record adds. A
+class that changes rows before it sums them gives no such system, and then nothing is concluded; but
+a system that held at earlier steps and no longer holds is reported. Rows that are clipped per
+layer, accumulated or in half precision, and ghost clipping, which has none, are not looked at.
+
+**The noise is at every entry.** Noisy gradient minus sum is the noise alone: entries where it is
+exactly zero, and rows of a matrix whose sum of squares is too small for chance.
+
+**The generator of the noise is not seeded again.** Its initial seed is read after every step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+import scipy
+import torch
+from opacus.optimizers import DPPerLayerOptimizer
+from scipy import special
+
+from lightning_audit.dpsgd.adapters import shows_its_noise
+from lightning_audit.dpsgd.opacus import as_number
+from lightning_audit.hooks.gradient_tap import FINE
+from lightning_audit.hooks.step_hooks import MethodHook
+from lightning_audit.layout import FloatArray
+from lightning_audit.session.own_clipping import own_methods
+from lightning_audit.session.planner import StepPlanner
+
+# --- What the rows of a step add to its sum.
+
+#: Entries beyond the number of rows that determine their factors; and the least that do.
+_SPARE, _LEAST_SPARE = 64, 8
+#: Distance of sums that are equal up to rounding, and of sums that surely differ, in units of one
+#: plus the norm of the sum.
+_EQUAL, _APART = 1e-4, 1e-2
+#: Diagonal of the system's triangle, over its largest entry, below which rows are dependent.
+_DEPENDENT = 1e-6
+#: Standard errors that are subtracted from a factor.
+_ERRORS = 6.0
+
+Relation = Literal["rule", "linear", "other", "unclear"]
+
+
+def parts_of_sum(
+    rows: FloatArray, norms: FloatArray, total: FloatArray
+) -> tuple[Relation, FloatArray]:
+    """Return how a clipped sum is made of its rows, and what each row adds to it at least.
+
+    Args:
+        rows: per-sample gradients at some entries, in units of the clipping norm, ``[n, m]``.
+        norms: norms of the whole gradients, in this unit, ``[n]``.
+        total: the sum at these entries, in this unit, ``[m]``.
+
+    Returns:
+        "rule" if each row is clipped to norm 1; "linear" if the sum is another combination of the
+        rows; "other" if it is none; "unclear" if the entries do not determine it. And what each
+        row adds, less `_ERRORS` standard errors, ``[n]``; zeros unless "linear".
+
+    Example:
+        >>> rows, norms = np.random.default_rng(0).normal(size=(3, 40)), np.ones(3)
+        >>> rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        >>> parts_of_sum(rows, norms, rows.sum(axis=0))[0]
+        'rule'
+        >>> relation, parts = parts_of_sum(rows, norms, 2.0 * rows[0] + rows[1])
+        >>> relation, parts.round(3).tolist()
+        ('linear', [2.0, 1.0, 0.0])
+    """
+    found = np.zeros(len(rows))
+    known = np.isfinite(rows).all(axis=1) & np.isfinite(norms) & (norms > 0.0)
+    if not np.isfinite(total).all():
+        return "unclear", found
+    size = 1.0 + float(np.linalg.norm(total))
+    usual = (rows[known] / np.maximum(norms[known], 1.0)[:, None]).sum(axis=0)
+    if float(np.linalg.norm(usual - total)) <= _EQUAL * size:
+        return "rule", found
+    # A mask leaves zeros in the sum. What it hides of a row is not part of what the row adds.
+    live = total != 0.0
+    shown = np.linalg.norm(rows[:, live], axis=1)
+    chosen = np.flatnonzero(known & (shown > 0.0))  # not a spike elsewhere, as a canary's
+    whole = shown if rows[known][:, ~live].any() else norms
+    system = (rows[chosen][:, live] / shown[chosen, None]).T
+    spare = system.shape[0] - system.shape[1]
+    if not len(chosen) or spare < _LEAST_SPARE:
+        return "unclear", found
+    q, r = np.linalg.qr(system)
+    diagonal = np.abs(np.diag(r))
+    if diagonal.min() < _DEPENDENT * diagonal.max():
+        return "unclear", found
+    factors = scipy.linalg.solve_triangular(r, q.T @ total[live])
+    rest = float(np.linalg.norm(system @ factors - total[live]))
+    if rest > _EQUAL * size:
+        return ("other" if rest > _APART * size else "unclear"), found
+    inverse = scipy.linalg.solve_triangular(r, np.eye(len(r)))
+    errors = np.linalg.norm(inverse, axis=1) * rest / math.sqrt(spare)
+    sure = np.abs(factors) - _ERRORS * errors
+    found[chosen] = sure * whole[chosen] / shown[chosen]
+    return "linear", found
+
+
+# --- The looks at the steps of one optimizer.
+
+#: Steps at the start that are all looked at, and one in how many later ones: of a class with own
+#: code between backward pass and noise, and of Opacus' own classes.
+_OWN, _OPACUS = (24, 8), (4, 16)
+#: Largest number of rows that are held against their sum.
+_MOST = 512
+#: What a record may add beyond the clipping norm by rounding; the same if the clipping norm is
+#: that of the noise; entries that determine it.
+_BEYOND, _BY_NOISE, _ENOUGH = 0.005, 0.1, 2000
+#: Least factor of a row that is certainly a record's own, not one of its views.
+_ALONE = 0.75
+#: Entries without noise that are a finding, beyond ten times those that rounding explains.
+_ZEROS, _ROUNDED = 5, 10.0
+#: Entries of a row from which on its size is tested, and the log p-value that is no chance.
+_WIDE, _SURE = 32, math.log(1e-7)
+#: Ratio of all noise to the claim, at least and at most, if nothing else was done to the gradient.
+_LOW, _HIGH = 0.5, 2.0
+#: Seeds below this one can be tried; how often a generator is seeded with one until that counts;
+#: and the seed of a `torch.Generator()` that was never seeded.
+_SMALL, _SEEDED, _CONSTANT = 2**32, 3, 67_280_421_310_721
+
+
+class Between:
+    """Looks at the steps of an Opacus optimizer.
+
+    Args:
+        planner: of the steps.
+    """
+
+    def __init__(self, planner: StepPlanner) -> None:
+        self._planner = planner
+        self._rng = np.random.default_rng(planner.config.coin_seed)
+        #: Kind of what was found (`checks.between`) -> the first step, from 0, and its size.
+        self.found: dict[str, tuple[int, float]] = {}
+        #: Whether an examination is asked for: the sum is no longer made of its rows.
+        self.asks = False
+        self._every = _OPACUS
+        #: Number of steps, of parts of the present one, and of new seeds.
+        self.taken = self._parts = self._seeds = 0
+        self._looks = self._held = False
+        self._seed: int | None = None
+        #: The rows, their norms and the clipping norm when clipping began; then the sum.
+        self._rows: tuple[FloatArray, FloatArray, float] | None = None
+        self._at: list[torch.Tensor] = []
+        self._total: FloatArray = np.zeros(0)
+        self._limit = 0.0
+        #: Number of looks at noise; entries without noise, and how many rounding explains.
+        self._tests, self._zeros, self._rounded = 0, 0.0, 0.0
+
+    @property
+    def _step(self) -> Any:
+        """The adapter, of Opacus."""
+        return self._planner.step
+
+    def hooks(self) -> list[MethodHook]:
+        """Hook the optimizer's methods; before other hooks, so that canaries are still inside."""
+        optimizer, names = self._step.optimizer, ("clip_and_accumulate", "add_noise")
+        own = own_methods(optimizer) or any(name in vars(optimizer) for name in names)
+        self._every = _OWN if own else _OPACUS
+        return [
+            MethodHook(optimizer, names[0], self._begin_to_clip, self._end_clipping),
+            MethodHook(optimizer, names[1], self._begin_noise, self._end_noise),
+        ]
+
+    def _note(self, kind: str, size: float = 0.0) -> None:
+        self.found.setdefault(kind, (self._planner.recorder.steps, size))
+
+    # ------------------------------------------------------------------ the sum and its rows
+
+    def _begin_step(self) -> None:
+        first, every = self._every
+        self._looks = self.taken < first or self._rng.random() < 1.0 / every
+        self._rows = None
+
+    @torch.no_grad()
+    def _begin_to_clip(self) -> None:
+        if not self._parts:
+            self._begin_step()
+        self._rows, self._parts = None, self._parts + 1
+        if self._looks:
+            self._read()
+
+    def _read(self) -> None:
+        """Read the rows of a part, and the sum so far, which is zero for the first part."""
+        optimizer = self._step.optimizer
+        held = [getattr(p, "grad_sample", None) for p in self._step.params]
+        fine = [h for h in held if isinstance(h, torch.Tensor) and h.dtype in FINE]
+        count = len(fine[0]) if fine and not isinstance(optimizer, DPPerLayerOptimizer) else 0
+        if not 0 < count <= _MOST or [len(h) for h in fine] != [count] * len(held):
+            return
+        rows = [h.detach().reshape(count, -1) for h in fine]
+        sizes = np.array([h.shape[1] for h in rows])
+        wanted = np.ceil((2 * count + _SPARE) * sizes / sizes.sum()).astype(int)
+        pairs = zip(sizes, wanted, strict=True)
+        places = (self._rng.integers(size, size=number) for size, number in pairs)
+        self._at = [torch.from_numpy(np.unique(at)) for at in places]
+        norms = torch.stack([h.norm(dim=1).cpu().double() for h in rows]).norm(dim=0).numpy()
+        few = [_home(h[:, at.to(h.device)]) for h, at in zip(rows, self._at, strict=True)]
+        self._rows = np.concatenate(few, 1), norms, as_number(optimizer.max_grad_norm)
+        self._total = 0.0 * self._sum() if self._parts == 1 and self.taken else self._sum()
+
+    def _sum(self) -> FloatArray:
+        sums = [getattr(p, "summed_grad", None) for p in self._step.params]
+        parts = [
+            np.zeros(len(at)) if s is None else _home(s.detach().reshape(-1)[at.to(s.device)])
+            for s, at in zip(sums, self._at, strict=True)
+        ]
+        return np.concatenate(parts)
+
+    @torch.no_grad()
+    def _end_clipping(self) -> None:
+        if self._rows is not None:
+            self._total = self._sum() - self._total
+
+    def _hold(self, ratio: float | None) -> None:
+        """Compare the sum with its rows.
+
+        Args:
+            ratio: size of the noise over its claim, from all entries; None if it is not known.
+        """
+        assert self._rows is not None
+        rows, norms, then = self._rows
+        limit, beyond = self._limit, _BEYOND
+        if then != limit:
+            limit, beyond = (ratio or 0.0) * limit, _BY_NOISE
+        if not limit > 0.0:
+            return
+        relation, parts = parts_of_sum(rows / limit, norms / limit, self._total / limit)
+        if relation == "other" and self._held:
+            self.asks |= "sum" not in self.found
+            self._note("sum")
+        self._held |= relation in ("rule", "linear")
+        k, fit = int(np.argmax(parts)), self._planner.fit
+        # Several rows may be views of one record, which averages them.
+        alone = (fit is not None and fit.views == 1) or parts[k] * limit > _ALONE * norms[k]
+        if alone and parts[k] > 1.0 + beyond:
+            self._note("row", float(parts[k]))
+
+    # ------------------------------------------------------------------ the noise
+
+    def _begin_noise(self) -> None:
+        if not self._parts:  # ghost clipping sums without rows
+            self._begin_step()
+        self._limit = as_number(self._step.optimizer.max_grad_norm)
+
+    @torch.no_grad()
+    def _end_noise(self) -> None:
+        self._parts, self.taken = 0, self.taken + 1
+        if getattr(self._step.optimizer, "rank", 0) != 0:  # the first process adds the noise
+            return
+        before, self._seed = self._seed, self._step.noise_seed()
+        if self._seed == _CONSTANT:
+            self._note("constant")
+        if self._seed is not None and before is not None:
+            self._seeds += before != self._seed < _SMALL
+        if self._seeds >= _SEEDED:
+            self._note("seeded")
+        if self._looks:
+            ratio = self._look_at_noise()
+            if self._rows is not None:
+                self._hold(ratio)
+
+    def _look_at_noise(self) -> float | None:
+        """Test a step's noise at all entries; return its size over the claim, None if unknown."""
+        std = self._step.claim(1).noise_multiplier * self._limit
+        held = [(p.grad, getattr(p, "summed_grad", None)) for p in self._step.params]
+        pairs = [(g, s) for g, s in held if g is not None and s is not None and g.dtype in FINE]
+        if not std > 0.0 or not pairs:
+            return None
+        told = [noise_by_row(grad.detach(), total.detach(), std) for grad, total in pairs]
+        zeros, rounded, squares, counts = np.concatenate(told, 1)
+        ratio = math.sqrt(squares.sum() / max(counts.sum(), 1.0))
+        if shows_its_noise(self._step.optimizer) or _LOW < ratio < _HIGH:
+            self._tests += 1
+            self._zeros, self._rounded = self._zeros + zeros.sum(), self._rounded + rounded.sum()
+            if self._zeros > _ZEROS + _ROUNDED * self._rounded:
+                self._note("zeros", float(self._zeros))
+            low = special.gammainc(counts / 2.0, squares / 2.0)[counts >= _WIDE]
+            # Looks share the significance: the weights 1 / (k (k + 1)) add up to 1.
+            tests = max(len(low), 1) * self._tests * (self._tests + 1.0)
+            if math.log(max(low.min(initial=1.0), 1e-300)) + math.log(tests) < _SURE:
+                self._note("quiet")
+        return ratio if counts.sum() > _ENOUGH else None
+
+
+def noise_by_row(grad: torch.Tensor, total: torch.Tensor, std: float) -> FloatArray:
+    """Return, of each row of a tensor: entries without noise, how many rounding explains, ...
+
+    ... the sum of squares over the claimed variance, and the number of entries, ``[4, rows]``.
+    Entries that are exactly zero, as a mask leaves them, are none.
+    """
+    wide = grad.reshape(len(grad) if grad.dim() > 1 else 1, -1)
+    sums = total.reshape(wide.shape)
+    noise, live = wide - sums, wide != 0.0
+    rounding = torch.maximum(sums.abs(), noise.abs()) * (0.4 * torch.finfo(wide.dtype).eps / std)
+    terms = [(noise == 0.0) & live, rounding, (noise / std).square() * live, live]
+    return _home(torch.stack([term.to(wide.dtype).sum(1) for term in terms]))
+
+
+def _home(tensor: torch.Tensor) -> FloatArray:
+    return np.asarray(tensor.detach().cpu().double().numpy())

@@ -1,0 +1,105 @@
+"""What Opacus 1.6 itself does is said of the training that uses it, with its size."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from counted_steps import report_of
+from shown_code import blocks, run
+
+from lightning_audit.checks.check import REGISTRY
+from lightning_audit.checks.opacus import (
+    chance_of_empty,
+    noise_multiplier_with_count,
+    opacus_result,
+)
+from lightning_audit.testing.trainings import AdaptiveClipping
+
+pytestmark = pytest.mark.training
+
+NAME = "opacus_defects"
+
+
+def blockers(**found) -> str:
+    return REGISTRY[NAME].blocks(opacus_result(**found))
+
+
+def test_nothing_is_said_of_a_training_that_uses_none_of_it():
+    found = opacus_result(empty="stepped", chance=1.0, delta=1e-5)
+    assert found.status == "ok"
+    assert REGISTRY[NAME].blocks(found) == ""
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({"averaged": True}, "the criterion averages the losses"),
+        ({"alike": 2}, "2 processes"),
+        ({"empty": "made_up", "chance": 0.01, "delta": 1e-5}, "with probability 0.01"),
+        ({"count": (1.0, 0.6)}, "noise_multiplier is worth 0.569, not 1"),
+    ],
+)
+def test_what_is_not_accounted_is_a_violation_with_its_size(found, words):
+    result = opacus_result(**found)
+    assert result.status == "violated"
+    assert words in result.message
+    assert result.advice
+
+
+def test_what_delta_covers_is_none():
+    assert opacus_result(empty="made_up", chance=1e-6, delta=1e-5).status == "ok"
+    assert blockers(empty="left_out", chance=1e-6, delta=1e-5) == ""
+
+
+def test_a_small_cost_and_batches_that_may_be_left_out_prevent_a_pass_alone():
+    assert "noise_multiplier is worth 0.918, not 1" in blockers(count=(1.0, 2.0))
+    assert "with probability 0.3" in blockers(empty="left_out", chance=0.3, delta=1e-5)
+
+
+@pytest.mark.parametrize("unclipped", [0, 3, 20])
+def test_a_record_moves_the_count_over_the_real_batch_by_at_most_what_is_stated(unclipped):
+    # The mean moves by less than 1 / count_std of its standard deviations, and by that almost.
+    records, std = 20, 2.0
+    shifts = [
+        abs((unclipped + more) / (records + 1) - unclipped / records) * records / std
+        for more in (0, 1)
+    ]
+    assert max(shifts) < 1.0 / std
+    left = (1.0 - (2.0 * std) ** -2) ** -0.5
+    together = math.sqrt(left**-2 + std**-2)
+    assert noise_multiplier_with_count(1.0, std) == pytest.approx(1.0 / together)
+
+
+def test_the_chance_of_an_empty_batch_is_that_of_a_simulation():
+    rng = np.random.default_rng(0)
+    empty = (rng.random((20_000, 8)) < 0.5).sum(axis=1) == 0
+    assert chance_of_empty(0.5, 8, 1) == pytest.approx(empty.mean(), abs=0.002)
+    assert chance_of_empty(0.5, 8, 10**6) == 1.0
+
+
+def test_adaptive_clipping_as_opacus_has_it_lacks_a_pass_and_gets_it_when_allowed(tmp_path):
+    report = report_of(tmp_path / "a", training=AdaptiveClipping, steps=3, examinations=0)
+    assert any(NAME in one for one in report.verdict.pass_blockers)
+    allowed = report_of(
+        tmp_path / "b", training=AdaptiveClipping, steps=3, examinations=0, allow=[NAME]
+    )
+    assert not any(NAME in one for one in allowed.verdict.pass_blockers)
+
+
+def test_the_optimizer_of_the_page_adapts_and_is_not_said_to_cost_more(tmp_path):
+    (code,) = blocks(Path(__file__).parents[2] / "docs" / "opacus.md", "python")
+    centered, norms = run(code)["CenteredCount"], []
+
+    class Centered(AdaptiveClipping):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            optimizer.__class__ = centered
+            return optimizer
+
+        def on_train_batch_end(self, *_):
+            norms.append(float(self.trainer.optimizers[0].max_grad_norm))
+
+    report = report_of(tmp_path, training=Centered, steps=4, examinations=0)
+    assert not any(NAME in one for one in report.verdict.pass_blockers)
+    assert len(set(norms)) == 4
