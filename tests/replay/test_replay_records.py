@@ -644,3 +644,20 @@ def test_the_factors_of_all_records_are_seen(tmp_path, monkeypatch, kind, which,
     trainer_for(tmp_path, examination, max_steps=1).fit(module)
     names = [f.name for f in examination.answers["replay.sensitivity"].findings]
     assert any(which in name and "instead of one gradient" in name for name in names) == bool(which)
+
+
+class IgnoresHalf(PrivateModule):
+    """The mean is over the records that are not ignored."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        ignored = x[:, 0] > x[:, 1]
+        return functional.cross_entropy(self.net(x), y.masked_fill(ignored, -100))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_a_record_that_is_ignored_is_not_the_one_that_is_copied(tmp_path, seed):
+    examination = Examination()
+    torch.manual_seed(seed)
+    trainer_for(tmp_path, examination, max_steps=1).fit(IgnoresHalf(nn.Linear(8, 10)))
+    assert examination.answers["coupling"].findings
