@@ -24,7 +24,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils import _pytree
 
 from lightning_audit.canaries.inputs import copies, leaves, rows, taken
@@ -44,6 +46,7 @@ from lightning_audit.replay.step_replay import (
     too_coarse,
     why_no_rows,
 )
+from lightning_audit.stats.clipped_sums import Relation, parts_of_sum
 
 # --- Synthetic records within the range of the data, which the data set might contain.
 
@@ -323,13 +326,14 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
     """
     keep = min(sum(replay.sizes), max(_ENTRIES // rows(batch), _LEAST_ENTRIES))
     norms = torch.cat(replay.usual([batch], seed).norms or [torch.zeros(0)])
-    first = int(norms.argmax()) if len(norms) == rows(batch) and not norms[0] > 0.0 else 0
+    ignored = len(norms) == rows(batch) and not norms[0] > 0.0
+    one = int(norms.argmax()) if ignored else 0
     # The gradient of an ignored record is zero, whatever the others are.
-    alone, mixed, count = copies(taken(batch, [first, *range(1, rows(batch))]))
+    alone, mixed, count = copies(taken(batch, [one, *range(1, rows(batch))]))
 
     def pair(seed: int) -> tuple[Replay, Replay]:
-        one, other = (replay.run([each], seed, keep=keep) for each in (alone, mixed))
-        return one, other
+        copied, among = (replay.run([each], seed, keep=keep) for each in (alone, mixed))
+        return copied, among
 
     first, second = pair(seed)
     if first.error or second.error:
@@ -625,11 +629,8 @@ def _chosen(count: int, norms: torch.Tensor | None, rng: random.Random) -> dict[
 _WIDE, _NARROW = 8, 256
 #: Entries of a gradient more than gradients, at least.
 _FEW_ROWS = 8
-#: Largest relative part of the sum that is not made of the gradients, and least independent part
-#: of a gradient.
-_REST, _DEPENDENT = 1e-3, 1e-6
-#: Standard errors by which a record's part must exceed the clipping norm.
-_ERRORS = 4.0
+#: Part of a gradient beyond the clipping norm that is looked at.
+_REST = 1e-3
 #: Steps of gradient ascent on the inputs.
 _ASCENTS = 2
 
@@ -664,9 +665,9 @@ def examine_factors(
         seen = replay.run([inputs], seed, keep=max(_WIDE * count, _NARROW))
         if seen.finite is None or zeros.finite is None or not same_numbers(seen, zeros):
             break
-        parts = _parts(replay, torch.cat(seen.gradients), seen.release - zeros.release)
-        asked += parts is not None
-        if parts is not None and float(parts.max()) > 1.0 + max(tolerated, _REST):
+        relation, parts = _parts(replay, seen, seen.release - zeros.release)
+        asked += relation in ("rule", "linear")
+        if parts.max() > 1.0 + max(tolerated, _REST):
             found = _confirmed(replay, made, int(parts.argmax()), tolerated, seed)
             if found.tells and 1.0 + tolerated < found.far < math.inf:
                 name = f"with zeros instead of one gradient {what}"
@@ -677,35 +678,15 @@ def examine_factors(
     return Answer(asked, reason="" if asked else "the clipped sum is not linear in the gradients")
 
 
-def _parts(replay: StepReplay, gradients: torch.Tensor, total: torch.Tensor) -> torch.Tensor | None:
-    """Return a lower limit of each gradient's part in the clipped sum, ``[n]``; None if unknown.
-
-    Args:
-        replay: of the step.
-        gradients: of the records, `folded`, ``[n, columns]``; non-finite and zero ones have no
-            part.
-        total: the sum in units of the clipping norm, ``[d]``.
-    """
+def _parts(
+    replay: StepReplay, seen: Replay, total: torch.Tensor
+) -> tuple[Relation, NDArray[np.float64]]:
+    """Return `parts_of_sum` of a replay with `folded` gradients, given its clipped sum, ``[d]``."""
+    rows_of = torch.cat(seen.gradients) / replay.clipping_norm
     split = [part[None] for part in torch.split(total, replay.sizes)]
-    wanted = folded(split, gradients.shape[1])[0].double()
-    norms = gradients.norm(dim=1)
-    rows_of = torch.isfinite(norms) & (norms > 0.0)
-    unit = (gradients[rows_of] / norms[rows_of, None]).double().T
-    if not unit.shape[1] or len(unit) < unit.shape[1] + _FEW_ROWS:
-        return None
-    q, r = torch.linalg.qr(unit)
-    diagonal = r.diagonal().abs()
-    if float(diagonal.min()) < _DEPENDENT * float(diagonal.max()):
-        return None
-    solved = torch.linalg.solve_triangular(r, (q.T @ wanted)[:, None], upper=True)[:, 0]
-    rest = float((unit @ solved - wanted).norm())
-    if rest > _REST * max(float(wanted.norm()), 1.0):
-        return None
-    inverse = torch.linalg.solve_triangular(r, torch.eye(len(r), dtype=r.dtype), upper=True)
-    error = inverse.norm(dim=1) * rest / math.sqrt(len(unit) - len(r))
-    parts = torch.zeros(len(gradients), dtype=torch.float64)
-    parts[rows_of] = solved.abs() - _ERRORS * error
-    return parts
+    wanted = folded(split, rows_of.shape[1])[0]
+    norms = torch.cat(seen.norms)
+    return parts_of_sum(*(each.double().cpu().numpy() for each in (rows_of, norms, wanted)))
 
 
 def _confirmed(replay: StepReplay, batch: Any, row: int, tolerated: float, seed: int) -> Judged:

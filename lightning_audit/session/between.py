@@ -19,10 +19,9 @@ exactly zero, and rows of a matrix whose sum of squares is too small for chance.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import scipy
 import torch
 from opacus.optimizers import DPPerLayerOptimizer
 from scipy import special
@@ -34,83 +33,15 @@ from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.layout import FloatArray
 from lightning_audit.session.own_clipping import own_methods
 from lightning_audit.session.planner import StepPlanner
-
-# --- What the rows of a step add to its sum.
-
-#: Entries beyond the number of rows that determine their factors; and the least that do.
-_SPARE, _LEAST_SPARE = 64, 8
-#: Distance of sums that are equal up to rounding, and of sums that surely differ, in units of one
-#: plus the norm of the sum.
-_EQUAL, _APART = 1e-4, 1e-2
-#: Diagonal of the system's triangle, over its largest entry, below which rows are dependent.
-_DEPENDENT = 1e-6
-#: Standard errors that are subtracted from a factor.
-_ERRORS = 6.0
-
-Relation = Literal["rule", "linear", "other", "unclear"]
-
-
-def parts_of_sum(
-    rows: FloatArray, norms: FloatArray, total: FloatArray
-) -> tuple[Relation, FloatArray]:
-    """Return how a clipped sum is made of its rows, and what each row adds to it at least.
-
-    Args:
-        rows: per-sample gradients at some entries, in units of the clipping norm, ``[n, m]``.
-        norms: norms of the whole gradients, in this unit, ``[n]``.
-        total: the sum at these entries, in this unit, ``[m]``.
-
-    Returns:
-        "rule" if each row is clipped to norm 1; "linear" if the sum is another combination of the
-        rows; "other" if it is none; "unclear" if the entries do not determine it. And what each
-        row adds, less `_ERRORS` standard errors, ``[n]``; zeros unless "linear".
-
-    Example:
-        >>> rows, norms = np.random.default_rng(0).normal(size=(3, 40)), np.ones(3)
-        >>> rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-        >>> parts_of_sum(rows, norms, rows.sum(axis=0))[0]
-        'rule'
-        >>> relation, parts = parts_of_sum(rows, norms, 2.0 * rows[0] + rows[1])
-        >>> relation, parts.round(3).tolist()
-        ('linear', [2.0, 1.0, 0.0])
-    """
-    found = np.zeros(len(rows))
-    known = np.isfinite(rows).all(axis=1) & np.isfinite(norms) & (norms > 0.0)
-    if not np.isfinite(total).all():
-        return "unclear", found
-    size = 1.0 + float(np.linalg.norm(total))
-    usual = (rows[known] / np.maximum(norms[known], 1.0)[:, None]).sum(axis=0)
-    if float(np.linalg.norm(usual - total)) <= _EQUAL * size:
-        return "rule", found
-    # A mask leaves zeros in the sum. What it hides of a row is not part of what the row adds.
-    live = total != 0.0
-    shown = np.linalg.norm(rows[:, live], axis=1)
-    chosen = np.flatnonzero(known & (shown > 0.0))  # not a spike elsewhere, as a canary's
-    whole = shown if rows[known][:, ~live].any() else norms
-    system = (rows[chosen][:, live] / shown[chosen, None]).T
-    spare = system.shape[0] - system.shape[1]
-    if not len(chosen) or spare < _LEAST_SPARE:
-        return "unclear", found
-    q, r = np.linalg.qr(system)
-    diagonal = np.abs(np.diag(r))
-    if diagonal.min() < _DEPENDENT * diagonal.max():
-        return "unclear", found
-    factors = scipy.linalg.solve_triangular(r, q.T @ total[live])
-    rest = float(np.linalg.norm(system @ factors - total[live]))
-    if rest > _EQUAL * size:
-        return ("other" if rest > _APART * size else "unclear"), found
-    inverse = scipy.linalg.solve_triangular(r, np.eye(len(r)))
-    errors = np.linalg.norm(inverse, axis=1) * rest / math.sqrt(spare)
-    sure = np.abs(factors) - _ERRORS * errors
-    found[chosen] = sure * whole[chosen] / shown[chosen]
-    return "linear", found
-
+from lightning_audit.stats.clipped_sums import parts_of_sum
 
 # --- The looks at the steps of one optimizer.
 
 #: Steps at the start that are all looked at, and one in how many later ones: of a class with own
 #: code between backward pass and noise, and of Opacus' own classes.
 _OWN, _OPACUS = (24, 8), (4, 16)
+#: Entries that are read beyond twice the number of rows.
+_SPARE = 64
 #: Largest number of rows that are held against their sum.
 _MOST = 512
 #: What a record may add beyond the clipping norm by rounding; the same if the clipping norm is
