@@ -327,9 +327,9 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
     keep = min(sum(replay.sizes), max(_ENTRIES // rows(batch), _LEAST_ENTRIES))
     norms = torch.cat(replay.usual([batch], seed).norms or [torch.zeros(0)])
     ignored = len(norms) == rows(batch) and not norms[0] > 0.0
-    one = int(norms.argmax()) if ignored else 0
+    kept = int(norms.argmax()) if ignored else 0
     # The gradient of an ignored record is zero, whatever the others are.
-    alone, mixed, count = copies(taken(batch, [one, *range(1, rows(batch))]))
+    alone, mixed, count = copies(taken(batch, [kept, *range(1, rows(batch))]))
 
     def pair(seed: int) -> tuple[Replay, Replay]:
         copied, among = (replay.run([each], seed, keep=keep) for each in (alone, mixed))
