@@ -328,7 +328,7 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
     norms = torch.cat(replay.usual([batch], seed).norms or [torch.zeros(0)])
     ignored = len(norms) == rows(batch) and not norms[0] > 0.0
     kept = int(norms.argmax()) if ignored else 0
-    # The gradient of an ignored record is zero, whatever the others are.
+    # The gradient of an ignored record is zero among any others.
     alone, mixed, count = copies(taken(batch, [kept, *range(1, rows(batch))]))
 
     def pair(seed: int) -> tuple[Replay, Replay]:
