@@ -68,11 +68,13 @@ class BatchSource:
         loader: of the training; None if it is unknown.
         transfer: what the training does with a collated batch before its step.
         where: the user's code of that, as text.
+        held: objects whose state it may change, such as a data module.
     """
 
     loader: Any = None
     transfer: Callable[[Any], Any] = field(default=lambda batch: batch)
     where: str = "the batch transfer hooks"
+    held: Sequence[object] = ()
 
 
 class _NotAsked(Exception):
@@ -144,7 +146,7 @@ class _Records:
         self.size = len(self.data)  # type: ignore[arg-type]
         self._source, self._training = source, replay.state
         try:
-            self._held = DataState([self.data, self.collate], copied=copied)
+            self._held = DataState([self.data, self.collate, *source.held], copied=copied)
         except CannotKeep as error:
             raise _NotAsked(f"the data set cannot be restored without a fork: {error}") from None
         #: Why the choice of the records of a batch is not tested, or empty.
@@ -159,6 +161,13 @@ class _Records:
         """Seed all generators of training and data."""
         self._training.seed(number)
         self._held.seed(number)
+
+    def row(self, key: int) -> int:
+        """Return the number of a record in the data set that torch's subsets wrap."""
+        data: Any = self.data
+        while type(data) is Subset:
+            data, key = data.dataset, int(data.indices[key])
+        return key
 
     def item(self, key: int, seed: int) -> Any:
         """Return a record."""
@@ -314,12 +323,15 @@ class _Test:
         if change is not None:
             if change <= self._tolerated:
                 return None
-            for seed in (self._seed + number * _APART for number in (1, 2)):
+            # Of random mixing, not each draw reaches a kept record.
+            for seed in (self._seed + number * _APART for number in (1, 2, 3)):
                 again = self._change(*pair(seed), kept, seed)
-                if again is None or again <= self._tolerated:
-                    return None
+                if again is not None and again > self._tolerated:
+                    break
+            else:
+                return None
             return _found("a record among others, by", change, self._tolerated, place)
-        judged = self._without(keys)
+        judged = self._without(one, keys[1], count)
         if judged.tells and judged.far > self._far:
             return _found("a batch without a record, by", math.inf, 1.0, place)
         raise _NotAsked(_MET.format(place=place))
@@ -344,9 +356,9 @@ class _Test:
             change = largest_change(*gradients, same, sorted_rows=True)
         return change
 
-    def _without(self, keys: list[int]) -> Judged:
-        """Replay the batch with its extreme record as the last one, and without it."""
-        ordered = [*keys[:1], *keys[2:], keys[1]]
+    def _without(self, one: int, other: int, count: int) -> Judged:
+        """Replay copies of one record with the extreme one as the last, and without it."""
+        ordered = [one] * (count - 1) + [other]
         if not (self._alone and self._by_release):
             return Judged(failed=True)
 
@@ -369,18 +381,25 @@ class _Test:
             if min(map(len, made_of)) > 1 and made_of[0] != made_of[1]:
                 place = _place(type(_own(records.data)).__getitem__)
                 return _found("an item of several records drawn at random, by", math.inf, 0, place)
-            read = [
-                s
-                for s in stores
-                if any(s.size == n and _reads(records, s, k, key, seed) for n, k in made_of[0])
-            ]
-        records.put_back()
-        if not read:
-            return None
-        usual = self._replay.usual(self._batches, seed)
-        with _moved((store, (0, store.size)) for store in read):
-            other = self._replay.run(self._batches, seed)
-        if other.error or equal_releases(usual, other):
+            if any({row for _, row in rows_of} != {records.row(key)} for rows_of in made_of):
+                return None  # of several records, or of none
+            row = records.row(key)
+            read = [store for store in stores if _reads(records, store, row, key, seed)]
+        return self._of_the_step(read) if read and self._alone else None
+
+    def _of_the_step(self, read: list[_Store]) -> Answer | None:
+        """Move the rows of all records that are not in a batch."""
+        records, seed = self._records, self._seed
+        count = min(max(map(rows, self._batches)), _MOST, records.size // 2)
+        keys = self._random.sample(range(records.size), count)
+        made = records.batch(keys, seed).batch
+        ends = sorted({records.row(key) for key in keys})
+        parts = [(a + 1, b) for a, b in itertools.pairwise([-1, *ends, 10**12]) if b > a + 1]
+        self._replay.allow(2)
+        usual = self._replay.run([made], seed)
+        with _moved((s, (a, min(b, s.size))) for s in read for a, b in parts if a < s.size):
+            other = self._replay.run([made], seed)
+        if usual.error or other.error or equal_releases(usual, other):
             return None
         return _found("records that are not in the batch, read by", math.inf, 0, THE_STEP)
 

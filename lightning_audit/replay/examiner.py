@@ -542,20 +542,28 @@ class Before:
         return self.state, self.claim()
 
 
-def state_of(user: UserStep) -> TrainingState:
+#: Part of a GPU's free memory for the state before a step, which needs memory for itself.
+_BEFORE_STEP = 8
+
+
+def state_of(user: UserStep, share: int = 2) -> TrainingState:
     """Return the present state of a training.
+
+    Args:
+        user: the user's step.
+        share: see `room_for`.
 
     Raises:
         CannotKeep: it does not fit into memory a second time, or cannot be restored.
     """
-    room = room_for(user.module.parameters(), user.optimizers)
+    room = room_for(user.module.parameters(), user.optimizers, share)
     return TrainingState(user.roots(), user.aside, room)
 
 
 def state_before(user: UserStep) -> TrainingState | None:
     """Return `state_of` a training; None if there is none, which an examination explains."""
     try:
-        return state_of(user)
+        return state_of(user, _BEFORE_STEP)
     except Exception as error:
         if raised_in_audit(error) and not isinstance(error, CannotKeep):
             raise
@@ -732,6 +740,7 @@ def _answered(
     replay = StepReplay(
         *(user.take, user.module, order.step, claim, state, taken.skips, order.budget, beat),
         starts_before=order.before is not None,
+        forked=order.forked,
     )
     low = user.precision not in _FULL_PRECISION
     asked = Asked(

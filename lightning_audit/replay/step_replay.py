@@ -406,6 +406,7 @@ class StepReplay:
         budget: largest number of replayed steps; None for no limit.
         beat: called after each replay.
         starts_before: whether the state is that before the step was taken.
+        forked: whether this process is a fork, in which the user's code may write.
     """
 
     def __init__(
@@ -420,8 +421,9 @@ class StepReplay:
         beat: Callable[[], None] = lambda: None,
         *,
         starts_before: bool = False,
+        forked: bool = False,
     ) -> None:
-        self.starts_before = starts_before
+        self.starts_before, self._forked = starts_before, forked
         self._budget, self._beat, self._usual = budget, beat, dict[tuple[int, ...], Replay]()
         # Unit release and its norm for each seed; releases that are other multiples of it, or none.
         self._lines, self._multiples, self._others = dict[int, tuple[torch.Tensor, float]](), 0, 0
@@ -499,7 +501,9 @@ class StepReplay:
                 places.begin()
                 self._take_first(batches, rows, alone=alone)
                 if then or look:
-                    found.after = left_behind(self._module, self._step.optimizer)
+                    found.after = left_behind(
+                        self._module, self._step.optimizer, saves=self._forked
+                    )
                     found.used = self._flat([p.grad for p in self._step.params])
                 if then:
                     self._later = True

@@ -45,6 +45,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lightning_audit.dpsgd.opacus import chain, own_name
@@ -229,15 +230,20 @@ def _take(left: int, size: int, what: str) -> int:
 _SETTINGS = ("max_grad_norm", "noise_multiplier", "expected_batch_size", "max_grad_norms")
 
 
-def left_behind(module: torch.nn.Module, optimizer: Any) -> dict[str, torch.Tensor]:
+def left_behind(
+    module: torch.nn.Module, optimizer: Any, *, saves: bool = False
+) -> dict[str, torch.Tensor]:
     """Return copies of the module's and optimizer's state, by name.
 
     Args:
         module: the user's module.
         optimizer: its private optimizer.
+        saves: whether to include what the module's `on_save_checkpoint` adds to a checkpoint, which
+            calls the user's code.
     """
     names = {id(p): own_name(name) for name, p in module.named_parameters()}
-    kept: dict[str, Any] = {"what a checkpoint holds of the module": _in_a_checkpoint(module)}
+    checkpoint = _in_a_checkpoint(module) if saves else {}
+    kept: dict[str, Any] = {"what a checkpoint holds of the module": checkpoint}
     for name, v in module.state_dict(keep_vars=True).items():
         other = "buffers" if isinstance(v, torch.Tensor) else "extra state"
         kept[f"{'parameters' if id(v) in names else other} of {own_name(name)}"] = v
@@ -250,7 +256,8 @@ def left_behind(module: torch.nn.Module, optimizer: Any) -> dict[str, torch.Tens
             kept |= {f"{key} of group {number}": v for key, v in settings.items()}
         own = {key: v for key, v in vars(each).items() if key in _SETTINGS}
         kept |= {f"attribute {key} of the optimizer": v for key, v in own.items()}
-    flat = (each for name, value in kept.items() for each in _numbers(name, value))
+    seen: set[int] = set()
+    flat = (each for name, value in kept.items() for each in _numbers(name, value, seen))
     return {name: _copied(value) for name, value in flat}
 
 
@@ -263,12 +270,18 @@ def _in_a_checkpoint(module: torch.nn.Module) -> dict[str, Any]:
     return checkpoint
 
 
-def _numbers(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors and numbers that a value holds, with their names."""
+def _numbers(name: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors and numbers that a value holds, with their names; each container once."""
     if isinstance(value, dict | list | tuple | deque):
+        if id(value) in seen:
+            return
+        seen.add(id(value))
         for key, held in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _numbers(f"{name} {key}", held)
-    elif isinstance(value, torch.Tensor | int | float) and not isinstance(value, bool):
+            yield from _numbers(f"{name} {key}", held, seen)
+    elif isinstance(value, torch.Tensor | float) or (
+        # Not a seed of more than 64 bits.
+        isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+    ):
         yield name, value
 
 
@@ -712,14 +725,14 @@ class DataState(TrainingState):
         copied: whether tensors and arrays are restored as well; not needed in a fork.
 
     Raises:
-        CannotKeep: their copies would take more than 256 MiB.
+        CannotKeep: their copies would take more than 256 MiB, or they cannot be restored.
     """
 
     _not_followed = _NOT_FOLLOWED
 
     def __init__(self, roots: Iterable[object], *, copied: bool) -> None:
         self._copied = copied
-        super().__init__(roots, room=_BESIDE, iterators=True)
+        super().__init__(roots, room=_BESIDE, iterators=not copied)
 
     def _keep_tensor(self, tensor: torch.Tensor) -> Iterator[object]:
         if self._copied:
@@ -731,19 +744,26 @@ class DataState(TrainingState):
 
     def _keep_container(self, held: Any) -> Iterator[object]:
         values = list(super()._keep_container(held))
-        if len(values) <= _LONG or self._copied:  # else records, not what fetches them
+        if len(values) <= _LONG:
             yield from values
+        elif self._copied and not all(
+            isinstance(leaf, _ATOMS) for leaf in _pytree.tree_leaves(values[:1])
+        ):
+            raise CannotKeep(f"it holds more than {_LONG:,} objects in one container")
 
 
-def room_for(params: Iterable[torch.nn.Parameter], optimizers: Iterable[Any]) -> int:
+def room_for(
+    params: Iterable[torch.nn.Parameter], optimizers: Iterable[Any], share: int = 2
+) -> int:
     """Return the largest number of bytes for the copy of a training's state.
 
-    Enough for parameters, one batch's gradients and optimizer states, plus 256 MiB; at most half of
-    a GPU's free memory.
+    Enough for parameters, one batch's gradients and optimizer states, plus 256 MiB; at most a share
+    of a GPU's free memory.
 
     Args:
         params: of the module.
         optimizers: of the training.
+        share: one part in how many of the free memory.
     """
     params = list(params)
     tensors: list[Any] = [*params, *(p.grad for p in params)]
@@ -753,7 +773,7 @@ def room_for(params: Iterable[torch.nn.Parameter], optimizers: Iterable[Any]) ->
     tensors += [held for o in optimizers for state in o.state.values() for held in _values(state)]
     wanted = sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
     devices = {p.device for p in params if p.device.type == "cuda"}
-    return min([wanted + _BESIDE, *(_free_memory(device) // 2 for device in devices)])
+    return min([wanted + _BESIDE, *(_free_memory(device) // share for device in devices)])
 
 
 def _values(state: Any) -> list[Any]:

@@ -10,6 +10,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from opacus import PrivacyEngine
+from opacus.data_loader import DPDataLoader
 from plain_loops import Made, mnist_form, once_form
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
@@ -297,6 +298,19 @@ def test_the_place_where_records_meet_is_found(name):
     assert place.endswith("itself") or re.search(r"test_before_step\.py:\d+$", answer.where)
 
 
+class Rereads(Trained):
+    """Reads the clean view of its own records, by their numbers."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y, rows = batch
+        return super().training_step((x + self.dataset.x[rows.long()], y), batch_idx)
+
+
+class WithNumber(Noisy):
+    def __getitem__(self, key: int) -> Any:
+        return *super().__getitem__(key), torch.tensor(key)
+
+
 INNOCENT: dict[str, Callable[[], Trained]] = {
     "tensors": lambda: Trained(TensorDataset(*numbers())),
     "a masked padding": lambda: Trained(Texts(), padded, Net(masked=True)),
@@ -305,6 +319,7 @@ INNOCENT: dict[str, Callable[[], Trained]] = {
     "windows": lambda: Trained(Window()),
     "a cache": lambda: Trained(Cached()),
     "numbers of records": lambda: LooksUp(Numbers()),
+    "records read again": lambda: Rereads(WithNumber()),
     "a sorted batch": lambda: Trained(Noisy(), by_size),
 }
 
@@ -362,6 +377,36 @@ def test_so_they_do_without_a_fork(monkeypatch, kind):
     assert torch.equal(data.x, before.x)
     assert getattr(data, "count", 0) == getattr(before, "count", 0)
     assert getattr(data, "made", {}).keys() == getattr(before, "made", {}).keys()
+
+
+class Data(pl.LightningDataModule):
+    """Augments in a transfer hook, from a generator of its own, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data, self.own, self.count = Held(), torch.Generator().manual_seed(5), 0
+
+    def train_dataloader(self) -> DataLoader:
+        return DPDataLoader.from_data_loader(DataLoader(self.data, batch_size=12))
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.count += 1
+        x, y = batch
+        return x + 0.1 * torch.randn(x.shape, generator=self.own), y
+
+
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_data_module_stays_as_it_was(monkeypatch, forked):
+    if not forked:
+        monkeypatch.setattr(examiner, "may_fork", lambda _: False)
+    weights = []
+    for callbacks in ([], [Examination()]):
+        torch.manual_seed(0)
+        module, data = Trained(Held()), Data()
+        trainer_for(Path(), *callbacks, max_steps=3).fit(module, datamodule=data)
+        weights.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+        assert data.count == 3
+    assert torch.equal(*weights)
 
 
 def test_with_ghost_clipping_the_release_decides():

@@ -342,7 +342,8 @@ class SavesSettings(PrivateModule):
     """Its checkpoint and its extra state hold nothing of records."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["step"], checkpoint["name"] = self.global_step, "net"
+        checkpoint["step"], checkpoint["name"], checkpoint["seed"] = self.global_step, "net", 2**127
+        checkpoint["itself"] = [checkpoint, {}]
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"epoch": self.current_epoch, "rates": [0.1, 0.2]}
