@@ -502,7 +502,7 @@ COUPLING = Check(
     wrong=lambda seen: seen["step"] is not None,
     blocks=unanswered,
     private=True,
-    public=("before", "where"),
+    public=("before", "met_in"),
     fine="no record's gradient depended on the others in its batch",
     faults=(
         FaultRule(
@@ -589,7 +589,7 @@ class Coupling:
                 f"changed{size} with the other records of its batch"
             )
             return COUPLING.judged(
-                {**evidence, "where": self.where},
+                {**evidence, "met_in": self.where},
                 COUPLING.fine,
                 f"{met}, so that one record changes the gradients of others, which clipping does "
                 "not bound",

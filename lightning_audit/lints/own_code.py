@@ -30,7 +30,7 @@ from lightning_audit.checks.update import GRADIENT_REPLACED, NO_DP, UNSYNCHRONIS
 from lightning_audit.files import nearby
 from lightning_audit.hooks.sampler_tap import unwatched
 from lightning_audit.results.audit_report import CheckResult, Verdict
-from lightning_audit.results.report_details import CodePlace
+from lightning_audit.results.report_details import CodePlace, places_in
 
 # --- Places of the user's code: file from the repository, lines, and the first lines of its source.
 
@@ -175,6 +175,7 @@ class OwnCode:
         loaders: that it trains on: a loader, or a list or dict of them.
         source: whose ``train_dataloader`` makes them; None for the module.
         loop: places in a plain loop: of the step, and of `attach`.
+        met: where records meet before a step, as text; empty if they do not.
     """
 
     module: Any
@@ -183,6 +184,7 @@ class OwnCode:
     loaders: Any = None
     source: Any = None
     loop: Mapping[str, CodePlace] = dataclasses.field(default_factory=dict)
+    met: str = ""
 
     def code(self, finding: str) -> tuple[CodePlace, ...]:
         """Return the places to look at for a finding; empty if none is the user's own.
@@ -190,7 +192,9 @@ class OwnCode:
         Args:
             finding: name of a check.
         """
-        found: dict[CodePlace, None] = {}
+        found = dict.fromkeys(places_in(self.met) if finding == COUPLING.name else ())
+        if found:
+            return tuple(found)
         for role in _roles().get(finding, ("settings",)):
             found.update(dict.fromkeys(_FIND[role](self)))
         return tuple(found) or tuple(self.loop[n] for n in ("step", "attach") if n in self.loop)[:1]

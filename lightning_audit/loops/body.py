@@ -1,7 +1,8 @@
 """A step of a plain loop, run again: by the user's function, or by the loop's body from its source.
 
 Not every body can be taken: its source must compile to the code that runs, and it must be sure
-which value is the batch. What follows the step in the body is left out: it may write files.
+which value is the batch. What follows the step in the body is run in a fork alone, for it may write
+files, and without what shows, saves or evaluates.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import contextlib
 import inspect
 import io
 import linecache
+import os
+import re
 import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +29,14 @@ from lightning_audit.replay.examiner import CANNOT_REPLAY, NO_STEP, NOT_REPEATED
 #: Functions that pass the batches of their first argument on, one by one.
 _PASS_ON = {"tqdm", "trange", "track", "progress_bar", "iter", "islice", "auto", "batches"}
 _OF_A_STEP = {"step", "zero_grad", "backward"}
+#: Words in the names of functions that show, save or evaluate.
+_SHOWING = frozenset(
+    (
+        *("print", "log", "logs", "logger", "logging", "wandb", "writer", "pbar", "bar", "plot"),
+        *("save", "checkpoint", "write", "dump", "scalar", "scalars", "postfix", "description"),
+        *("test", "eval", "evaluate", "evaluation", "val", "validate", "accuracy", "epsilon"),
+    )
+)
 #: What a function made of a body would do otherwise than the body.
 _UNLIKE = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.Global, ast.Nonlocal)
 
@@ -51,7 +62,7 @@ class LoopBody:
         # The name that counts the passes, or empty.
         self._counter = target.id if kind != "batch" and isinstance(target, ast.Name) else ""
         self._names = {n.id for n in ast.walk(loop) if isinstance(n, ast.Name)}
-        self._functions: dict[tuple[str, ...], Any] = {}
+        self._functions: dict[tuple[tuple[str, ...], bool], Any] = {}
 
     @classmethod
     def of(cls, frame: Any) -> LoopBody | None:
@@ -69,7 +80,9 @@ class LoopBody:
         held = [frame.f_locals[n] for n in sorted(self._names & frame.f_locals.keys())]
         return [one for one in held if not hasattr(one, "__next__")]
 
-    def run(self, frame: Any, held: dict[str, Any], batch: Any, back: int = 0) -> None:
+    def run(
+        self, frame: Any, held: dict[str, Any], batch: Any, back: int = 0, *, whole: bool
+    ) -> None:
         """Run the body once.
 
         Args:
@@ -77,15 +90,16 @@ class LoopBody:
             held: the names of the frame, before the pass or now.
             batch: of this pass.
             back: number of passes of the same step that follow, for a counter in the loop.
+            whole: whether to run what follows the step, too, apart from what shows or evaluates.
         """
         count = frame.f_locals.get(self._counter)
         number = count - back if isinstance(count, int) else 0
         names = tuple(sorted(n for n in held if n.isidentifier()))
-        if names not in self._functions:
-            self._functions[names] = self._made(names, frame)
-        self._functions[names](*(held[n] for n in names), batch, number)
+        if (names, whole) not in self._functions:
+            self._functions[names, whole] = self._made(names, frame, whole)
+        self._functions[names, whole](*(held[n] for n in names), batch, number)
 
-    def _made(self, names: tuple[str, ...], frame: Any) -> Any:
+    def _made(self, names: tuple[str, ...], frame: Any, whole: bool) -> Any:
         """Return a function of these names, the batch and the number of the pass."""
         target, value, head = "_", "(None,)", ""
         if self._kind == "next":
@@ -95,7 +109,12 @@ class LoopBody:
         else:
             target = ast.unparse(self._loop.target)  # type: ignore[union-attr]
             value = "(__batch,)" if self._kind == "batch" else "((__number, __batch),)"
-        parts = "\n".join(ast.unparse(part) for part in _up_to_the_step(self._loop.body))
+        body, rest = _up_to_the_step(self._loop.body)
+        parts = "\n".join(map(ast.unparse, body))
+        if kept := [part for part in rest if whole and not _shows(part)]:
+            # Of no concern if it fails in a fork, as where it opens a file.
+            after = textwrap.indent("\n".join(map(ast.unparse, kept)), "    ")
+            parts += f"\ntry:\n{after}\nexcept Exception:\n    pass"
         listed = ", ".join((*names, "__batch", "__number"))
         text = f"def __body({listed}):\n{head}    for {target} in {value}:\n"
         made: dict[str, Any] = {}
@@ -149,8 +168,14 @@ def _contains(compiled: CodeType, code: CodeType) -> bool:
     return any(_contains(part, code) for part in compiled.co_consts if isinstance(part, CodeType))
 
 
-def _up_to_the_step(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Leave out what follows the step: logs, files, evaluation; nothing if no step is in sight."""
+def _shows(part: ast.stmt) -> bool:
+    """Return whether a statement calls what logs, saves or evaluates, by its name."""
+    calls = [ast.unparse(n.func).lower() for n in ast.walk(part) if isinstance(n, ast.Call)]
+    return any(_SHOWING & {*re.split(r"\W|_", call)} for call in calls)
+
+
+def _up_to_the_step(body: list[ast.stmt]) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    """Return what comes up to the step, and what follows it; all if no step is in sight."""
     called = [
         (place, node.func.attr)
         for place, part in enumerate(body)
@@ -160,8 +185,9 @@ def _up_to_the_step(body: list[ast.stmt]) -> list[ast.stmt]:
         and node.func.attr in _OF_A_STEP
     ]
     if not any(name == "step" for _, name in called):
-        return body
-    return body[: max(place for place, _ in called) + 1]
+        return body, []
+    end = max(place for place, _ in called) + 1
+    return body[:end], body[end:]
 
 
 def _kind_of(node: ast.expr) -> str:
@@ -239,6 +265,8 @@ class LoopStep:
         self._fetched_in: tuple[int, CodeType] | None = None
         self._where = ""
         self._frame: Any = None
+        # A fork may run what follows a step: its prints and files are its own.
+        self._process = os.getpid()
         # The names of the frame before the step; None unless it will be run again.
         self._held: dict[str, Any] | None = None
 
@@ -307,6 +335,7 @@ class LoopStep:
                     self.function(batch)
                 elif self._body is not None and self._frame is not None:
                     held = dict(self._held or self._frame.f_locals)
-                    self._body.run(self._frame, held, batch, len(batches) - place)
+                    whole = os.getpid() != self._process
+                    self._body.run(self._frame, held, batch, len(batches) - place, whole=whole)
                 else:
                     raise NotImplementedError("the loop has ended")

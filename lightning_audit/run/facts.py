@@ -377,7 +377,7 @@ class RunFacts:
             unwritten=course.unwritten,
             cost=course.time.cost(),
             earlier=course.earlier,
-            code=lints.code,
+            code=lints.code and replace(lints.code, met=course.coupling.where),
             about=course.about,
             fits=course.fits,
             target=course.target,

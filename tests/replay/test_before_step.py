@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 from opacus import PrivacyEngine
 from opacus.data_loader import DPDataLoader
-from plain_loops import Made, mnist_form, once_form
+from plain_loops import Made, averaged_form, mnist_form, once_form, raw_steps_form
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import (
@@ -184,6 +184,12 @@ def cut_mix(items: list[Any]) -> Any:
     return torch.where(torch.rand(x.shape) < 0.3, x[torch.randperm(len(x))], x), y
 
 
+def sometimes_mixed(items: list[Any]) -> Any:
+    """Mixes every second batch."""
+    x, y = default_collate(items)
+    return (0.6 * x + 0.4 * x.roll(1, 0) if torch.rand(()) < 0.5 else x), y
+
+
 class Collator:
     def __call__(self, items: list[Any]) -> Any:
         return standardized(items)
@@ -279,6 +285,7 @@ FAULTS: dict[str, tuple[Callable[[], Trained], str]] = {
     "padding": (lambda: Trained(Texts(), padded, Net(masked=False)), "padded at"),
     "statistics": (lambda: Trained(Held(), standardized), "standardized at"),
     "mixing": (lambda: Trained(Held(), cut_mix), "cut_mix at"),
+    "mixing at times": (lambda: Trained(Held(), sometimes_mixed), "sometimes_mixed at"),
     "an object": (lambda: Trained(Held(), Collator()), "Collator.__call__ at"),
     "transfer": (lambda: AfterTransfer(Held()), "AfterTransfer.on_after_batch_transfer at"),
     "items": (lambda: Trained(Mixed()), "Mixed.__getitem__ at"),
@@ -505,3 +512,15 @@ def test_in_a_plain_loop_as_well(first, found):
     with lightning_audit.attach(*training.training, on_violation="warn", examinations=1) as audit:
         once_form(training, first)
     assert any(c.status == "violated" and "replay" in c.name for c in audit.report.checks) == found
+
+
+@pytest.mark.parametrize(("form", "found"), [(raw_steps_form, True), (averaged_form, False)])
+def test_what_follows_the_step_of_a_loop_is_replayed(form, found):
+    torch.manual_seed(0)
+    module = PrivateModule(nn.Linear(8, 10), dataset=random_data(96), batch_size=12)
+    optimizer = module.configure_optimizers()
+    training = Made(module.net, optimizer, module.train_dataloader())
+    with lightning_audit.attach(*training.training, on_violation="warn", examinations=1) as audit:
+        form(training)
+    release = next(c for c in audit.report.checks if c.name == "replay.release")
+    assert release.status == ("violated" if found else "ok")

@@ -4,6 +4,7 @@ Each takes what `made` returns and a number of epochs, and trains.
 """
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from training_support import mlp, random_data, replace_optimizer
 from lightning_audit import PrivacyClaim, per_sample, released
 
 BATCH, RECORDS = 16, 512
+PROCESS = os.getpid()
 #: Two epochs: enough for a PASS.
 EPOCHS, STEPS = 2, 64
 CLAIM = PrivacyClaim(
@@ -590,3 +592,39 @@ def logging_form(training: Made, epochs: int = EPOCHS) -> None:
         if running / n < best:
             best = running / n
             history.append({k: v.clone() for k, v in training.model.state_dict().items()})
+
+
+def raw_steps_form(training: Made) -> None:
+    """A second update, of raw gradients, follows the private one."""
+    losses = []
+    for batch in training.loader:
+        training.optimizer.zero_grad()
+        loss = loss_of(training, batch)
+        loss.backward()
+        raw = [p.grad_sample.sum(0) for p in training.model.parameters()]
+        training.optimizer.step()
+        losses.append(loss.item())
+        with torch.no_grad():
+            for p, g in zip(training.model.parameters(), raw, strict=True):
+                p -= 1e-3 * g
+        print(f"loss {losses[-1]:.3f}")
+
+
+def averaged_form(training: Made) -> None:
+    """A running average follows the step, and an evaluation at times."""
+    average = [p.detach().clone() for p in training.model.parameters()]
+    for number, batch in enumerate(training.loader):
+        training.optimizer.zero_grad()
+        loss_of(training, batch).backward()
+        training.optimizer.step()
+        for kept, p in zip(average, training.model.parameters(), strict=True):
+            kept.mul_(0.9).add_(p.detach(), alpha=0.1)
+        if number % 10 == 0:
+            print(evaluate(training, batch))
+
+
+def evaluate(training: Made, batch: Any) -> float:
+    """An evaluation, which no replay repeats."""
+    assert os.getpid() == PROCESS
+    with torch.no_grad():
+        return loss_of(training, batch).item()
