@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lightning_audit.checks.check import Check, rule_of_kinds
+from lightning_audit.checks.replay import OF_CLIPPING
 from lightning_audit.results.audit_report import CheckResult
 
 #: Kinds of findings: name and headline of the fault, what is wrong, where to look.
@@ -31,6 +32,8 @@ _KINDS = {
         "the noise_generator of make_private: call its method seed(), or leave it out",
     ),
 }
+#: Faults of clipping that the rows of a step show.
+_OF_ROWS = ("clip_after_average", "no_clipping", "clipping_norm_too_large")
 #: Kinds that prevent a pass.
 _DOUBTS = {
     "sum": "the clipped sum has a part that is not made of the gradients of its batch, other than "
@@ -65,18 +68,20 @@ BETWEEN = Check(
     private=True,
     fine="the steps that were looked at keep sum, noise and seed as DP-SGD does",
     public=("doubts",),
-    faults=tuple(
-        rule_of_kinds((kind,), *words, 3.5, ("clipping",)) for kind, words in _KINDS.items()
+    faults=(
+        *(rule for rule in OF_CLIPPING if rule.name in _OF_ROWS),
+        *(rule_of_kinds((kind,), *words, 3.5, ("clipping",)) for kind, words in _KINDS.items()),
     ),
 )
 
 
-def between_result(found: Mapping[str, tuple[int, float]]) -> CheckResult:
+def between_result(found: Mapping[str, tuple[int, float]], clipping: str = "") -> CheckResult:
     """Return the result of `every_step`.
 
     Args:
         found: kind -> the first step, from 0, and the largest part of a gradient in units of the
             clipping norm, or the number of entries.
+        clipping: how rows were clipped: "none", "sum", "norm", or empty.
     """
     of = next((kind for kind in _KINDS if kind in found), "")
     step, size = found.get(of, (0, 0.0))
@@ -84,6 +89,7 @@ def between_result(found: Mapping[str, tuple[int, float]]) -> CheckResult:
     return BETWEEN.judged(
         {
             "of": of,
+            "kind": clipping if of == "row" else "",
             "step": step if of else None,
             "doubts": {kind: at for kind, (at, _) in found.items() if kind in _DOUBTS},
         },

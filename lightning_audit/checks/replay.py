@@ -59,7 +59,7 @@ _DIVIDED = dataclasses.replace(
 )
 
 #: A fault that canaries can show as well has the same name there.
-_OF_CLIPPING = (
+OF_CLIPPING = (
     _DIVIDED,
     _told(
         "sum",
@@ -135,7 +135,7 @@ REPLAY_SENSITIVITY = Check(
     fine="no record that was left out, put in or replaced moves the release by more than clipping "
     "allows",
     faults=(
-        *(dataclasses.replace(rule, rank=rule.rank + 0.02) for rule in _OF_CLIPPING),
+        *(dataclasses.replace(rule, rank=rule.rank + 0.02) for rule in OF_CLIPPING),
         FaultRule(
             "one_record_moves_too_much",
             "no bounded sensitivity: with the same noise, one record moves what a step releases "
@@ -166,7 +166,7 @@ REPLAY_CLIPPING = Check(
     private=True,
     fine="no crafted gradient adds more than the clipping norm",
     faults=(
-        *_OF_CLIPPING,
+        *OF_CLIPPING,
         FaultRule(
             "some_gradients_not_clipped",
             "clipping that can be passed: some per-sample gradients add more than the clipping "

@@ -81,7 +81,7 @@ class LoopBody:
         return [one for one in held if not hasattr(one, "__next__")]
 
     def run(
-        self, frame: Any, held: dict[str, Any], batch: Any, back: int = 0, *, whole: bool
+        self, frame: Any, held: dict[str, Any], batch: Any, back: int = 0, *, whole: bool = False
     ) -> None:
         """Run the body once.
 

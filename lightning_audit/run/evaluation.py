@@ -179,7 +179,7 @@ def _own_results(place: int, session: AuditSession, facts: RunFacts) -> list[Che
         checks.append(clipping_norm_result(norms.checked, norms.largest_ratio, norms.clipped_at))
     checks.append(finite_result(session.lost.count, session.lost.first))
     if session.between.taken:
-        checks.append(between_result(session.between.found))
+        checks.append(between_result(session.between.found, session.between.clipping))
     checks = facts.earlier.joined(place, checks, session.monitor.significance)
     if facts.examined.one_number:
         checks = [

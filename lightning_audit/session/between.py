@@ -49,6 +49,8 @@ _MOST = 512
 _BEYOND, _BY_NOISE, _ENOUGH = 0.005, 0.1, 2000
 #: Least factor of a row that is certainly a record's own, not one of its views.
 _ALONE = 0.75
+#: Relative difference of factors, and of parts, that are alike.
+_LIKE = 0.02
 #: Entries without noise that are a finding, beyond ten times those that rounding explains.
 _ZEROS, _ROUNDED = 5, 10.0
 #: Entries of a row from which on its size is tested, and the log p-value that is no chance.
@@ -72,6 +74,8 @@ class Between:
         self._rng = np.random.default_rng(planner.config.coin_seed)
         #: Kind of what was found (`checks.between`) -> the first step, from 0, and its size.
         self.found: dict[str, tuple[int, float]] = {}
+        #: How a row came to exceed the clipping norm, see `_clipping`.
+        self.clipping = ""
         #: Whether an examination is asked for: the sum is no longer made of its rows.
         self.asks = False
         self._every = _OPACUS
@@ -175,6 +179,7 @@ class Between:
         alone = (fit is not None and fit.views == 1) or parts[k] * limit > _ALONE * norms[k]
         if alone and parts[k] > 1.0 + beyond:
             self._note("row", float(parts[k]))
+            self.clipping = self.clipping or _clipping(parts, norms / limit)
 
     # ------------------------------------------------------------------ the noise
 
@@ -221,6 +226,22 @@ class Between:
             if math.log(max(low.min(initial=1.0), 1e-300)) + math.log(tests) < _SURE:
                 self._note("quiet")
         return ratio if counts.sum() > _ENOUGH else None
+
+
+def _clipping(parts: FloatArray, norms: FloatArray) -> str:
+    """Return how rows were clipped: "none", "sum" for all by one factor, "norm", or empty.
+
+    Args:
+        parts: what each row adds, in units of the clipping norm, ``[n]``.
+        norms: of the rows, in this unit, ``[n]``.
+    """
+    known = parts > 0.0
+    factors = parts[known] / norms[known]
+    if len(factors) > 1 and np.ptp(factors) <= _LIKE * factors.max():
+        return "none" if abs(factors.max() - 1.0) <= _LIKE else "sum"
+    clipped = parts[known][factors < 1.0 - _LIKE]
+    alike = len(clipped) > 1 and np.ptp(clipped) <= _LIKE * clipped.max()
+    return "norm" if alike and clipped.min() > 1.0 else ""
 
 
 def noise_by_row(grad: torch.Tensor, total: torch.Tensor, std: float) -> FloatArray:

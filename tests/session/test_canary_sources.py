@@ -402,7 +402,7 @@ def test_resumed_training_ends_with_the_report_of_one_without_a_stop(tmp_path):
         """Draws its batches and noise by the number of the step."""
 
         def training_step(self, batch: Any, batch_idx: int) -> None:
-            torch.manual_seed(self.global_step)
+            torch.manual_seed(2**40 + self.global_step)
             x, y = (
                 part[torch.randint(len(self.dataset), (BATCH,))] for part in self.dataset.tensors
             )

@@ -213,7 +213,9 @@ class _Course(pl.Callback):
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         if self._releases.live:
-            torch.manual_seed(10**6 * (self._seed + 1) + 1000 * trainer.current_epoch + batch_idx)
+            torch.manual_seed(
+                2**40 + 10**6 * (self._seed + 1) + 1000 * trainer.current_epoch + batch_idx
+            )
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         audit = self._releases.audit

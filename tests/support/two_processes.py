@@ -108,7 +108,7 @@ class Stepwise(TwoProcesses):
         super().__init__("bare")
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        torch.manual_seed(1000 + 2 * self.global_step + RANK)
+        torch.manual_seed(2**40 + 1000 + 2 * self.global_step + RANK)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x, y = (tensor[RANK::2] for tensor in self.dataset.tensors)
