@@ -737,7 +737,7 @@ class Fence:
             why = self._why_not([(held[n], now[n]) for n in weights], before, self._now)
         shapes = {p.shape for p in self._weights().values()}  # averages of weights, as far as known
         values = [now[n] for n in changed if n.startswith("buffer") and now[n].shape not in shapes]
-        if not why and "validation" not in name and any(map(_holds_values, values)):
+        if not why and name and "validation" not in name and any(map(_holds_values, values)):
             why = "new values of buffers are not known to be made of released weights"
         if why and last:
             self._log.told.setdefault(told, f"{told} after the last step: {why}")

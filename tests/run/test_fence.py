@@ -328,21 +328,29 @@ class SwapsEnds(Ema):
         pass
 
 
-class Averaged(HeldOut):
-    """Has averages and counts of its validation as buffers."""
+class Confused(HeldOut):
+    """Counts in a buffer what validation shows."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         self.register_buffer("confusion", torch.zeros(10, 10))
-        self.register_buffer("average", next(self.net.parameters()).detach().clone())
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)
         self.confusion[batch[1], self.net(batch[0]).argmax(1)] += 1
 
+
+class Averaged(PrivateModule):
+    """Has an average of a weight, and a constant, as buffers."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.register_buffer("constant", torch.zeros(10, 10))
+        self.register_buffer("average", next(self.net.parameters()).detach().clone())
+
     def on_train_epoch_end(self) -> None:
         self.average.lerp_(next(self.net.parameters()).detach(), 0.1)
-        self.confusion.fill_(1.0)
+        self.constant.fill_(1.0)
 
 
 class LogsEpsilon(HeldOut):
@@ -405,6 +413,7 @@ def within_norm(p: torch.Tensor) -> torch.Tensor:
         (Counts, lambda: []),
         (HeldOut, lambda: [SwapsEnds()]),
         (Averaged, lambda: []),
+        (Confused, lambda: []),
         (StepsAtEpochsEnd, lambda: []),
         (LogsEpsilon, lambda: [EarlyStopping("epsilon"), ModelCheckpoint(monitor="global_step")]),
     ],
