@@ -8,7 +8,8 @@ the steps is named with the hook that made it, and blocks a pass unless it is on
 - Later: no training record was read since the last step, and the new weights are *made of released
   ones*. They are linear in the weights of earlier steps with one set of coefficients for all
   entries (EMA, SWA, Lookahead), or each tensor is scaled, clamped, or loses its smallest entries.
-  The weights of one earlier step are not: something chose it. The last step's may return.
+  The weights of one earlier step are not: something chose it. What is put back before the next
+  step is not judged, and of few weights, or in a resumed training, nothing is said.
 
 Within a step, a change outside of the optimizer's update is left to the replays of a step that
 makes it; one that no examined step makes must be made of released weights, too.
@@ -22,10 +23,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import length_hint
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,9 +36,9 @@ import torch
 from numpy.typing import NDArray
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from lightning_audit.checks.update import FENCE_MONITORS, FENCE_WEIGHTS
 from lightning_audit.dpsgd.opacus import own_name
@@ -98,12 +101,17 @@ def _joined(sentences: Sequence[str]) -> str:
 
 #: Most places in memory and items that are kept between two steps.
 _MOST_READS = 20_000
+#: No records.
+_NONE = np.zeros(0, dtype=np.int64)
 #: Longest container of a data set whose items are looked at.
 _SHORT = 64
 
 
 class Records:
     """The records of some loaders: the data sets that give them, and the memory that holds them.
+
+    What is unknown is left out: the inner data sets of a wrapper with another length, and arrays
+    with another length than their data set or with rows that interleave in memory.
 
     Args:
         loaders: loaders, or data sets, in any nesting.
@@ -112,42 +120,52 @@ class Records:
     def __init__(self, loaders: Any) -> None:
         #: By id, data sets with the sorted numbers of their records that are used; None for all.
         self.sets: dict[int, tuple[Any, Any]] = {}
+        for each in _pytree.tree_leaves(loaders):
+            self._take(each if isinstance(each, Dataset) else getattr(each, "dataset", None), None)
         # Where their rows begin in memory, sorted, and the bytes of a row.
         self._places: list[tuple[NDArray[np.int64], int]] = []
-        for each in _pytree.tree_leaves(loaders):
-            data = each if isinstance(each, Dataset) else getattr(each, "dataset", None)
-            self._take(data, None)
+        for data, rows in self.sets.values():
+            for item in _parts(data):
+                begin, step, size = _rows(item)
+                if size and len(item):
+                    own = np.arange(len(item)) if rows is None else rows
+                    self._places.append((begin + own * step, size))
 
     def _take(self, data: Any, rows: Any) -> None:
-        if data is None or id(data) in self.sets:
+        known = self.sets.get(id(data), (data, _NONE))[1]
+        if data is None or known is None or (rows is not None and np.isin(rows, known).all()):
             return
+        rows = rows if rows is None or known is _NONE else np.union1d(known, rows)
         self.sets[id(data)] = (data, rows)
         if isinstance(data, Subset):
             inner = np.asarray(data.indices, dtype=np.int64)
-            self._take(data.dataset, np.unique(inner if rows is None else inner[rows]))
-            return
-        for value in getattr(data, "__dict__", {}).values():
-            short = isinstance(value, list | tuple) and len(value) <= _SHORT
-            for item in value if short else [value]:
-                if isinstance(item, Dataset):
-                    self._take(item, None)
-                elif isinstance(item, torch.Tensor | np.ndarray) and item.ndim and len(item):
-                    start, size = _place(item)
-                    own, row = np.arange(len(item)) if rows is None else rows, size // len(item)
-                    self._places.append((start + own * row, row))
+            self._take(data.dataset, np.sort(inner if rows is None else inner[rows]))
+        elif isinstance(data, ConcatDataset):
+            for part, end in zip(data.datasets, data.cumulative_sizes, strict=True):
+                own = rows if rows is None else rows - (end - len(part))  # type: ignore[arg-type]
+                self._take(part, own if own is None else own[(own >= 0) & (rows < end)])
+        else:
+            for item in _parts(data):
+                self._take(item if isinstance(item, Dataset) else None, rows)
 
-    def lie_in(self, starts: NDArray[np.int64], size: int) -> bool:
-        """Return whether some records lie in one of the parts of memory of ``size`` bytes."""
+    def lie_in(self, starts: NDArray[np.int64], sizes: Any) -> bool:
+        """Return whether some records lie in one of the parts of memory, of ``sizes`` bytes."""
         for begins, row in self._places:
-            last = np.searchsorted(begins, starts + size) - 1
-            if len(begins) and ((last >= 0) & (begins[last] + row > starts)).any():
+            last = np.searchsorted(begins, starts + sizes) - 1
+            if ((last >= 0) & (begins[last] + row > starts)).any():
                 return True
         return False
 
     def give(self, data: Any, numbers: Any) -> bool:
         """Return whether a data set gives some of the records by these numbers; None for all."""
-        rows = self.sets.get(id(data), (None, ()))[1]
-        return rows is None or bool(len(rows) and (numbers is None or np.isin(numbers, rows).any()))
+        rows = self.sets.get(id(data), (None, _NONE))[1]
+        if rows is None or numbers is None or not len(rows):
+            return rows is None or len(rows) > 0
+        with contextlib.suppress(Exception):  # keys
+            count, one = len(data), isinstance(numbers, int)
+            asked = np.asarray(numbers % count if one else np.arange(count)[numbers])
+            return bool((rows[np.searchsorted(rows[:-1], asked)] == asked).any())
+        return False
 
     def share(self, other: Records) -> bool:
         """Return whether some of the records are among others."""
@@ -156,46 +174,83 @@ class Records:
         return any(self.give(*pair) for pair in given) or any(lie)
 
 
-def _place(value: Any) -> tuple[int, int]:
-    """Return where a tensor or array begins in memory, and its number of bytes."""
+def _flat(held: Iterable[Any]) -> list[Any]:
+    """Return items, and those in short containers."""
+    several = (each if isinstance(each, list | tuple) else (each,) for each in held)
+    return [item for each in several if len(each) <= _SHORT for item in each]
+
+
+def _parts(data: Any) -> list[Any]:
+    """Return the arrays and data sets that a data set holds, as many records long as itself."""
+    held = [*getattr(data, "__dict__", {}).values()]
+    items = [i for i in _flat(held) if isinstance(i, torch.Tensor | np.ndarray | Dataset)]
+    with contextlib.suppress(Exception):  # one without a length
+        return [item for item in items if length_hint(item, -1) == len(data)]
+    return []
+
+
+def _rows(value: Any) -> tuple[int, int, int]:
+    """Return where an array begins in memory, the step from row to row, and the bytes of a row.
+
+    All are 0 if the rows have no memory, or none to themselves.
+    """
     if isinstance(value, np.ndarray):
-        return value.ctypes.data, value.nbytes
-    if value.layout is not torch.strided or value.device.type == "meta":
-        return 0, 0
-    return value.data_ptr(), memory(value).numel() * value.element_size()
+        begin, steps = value.ctypes.data, value.strides
+    elif not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_meta:
+        return 0, 0, 0
+    else:
+        begin, steps = value.data_ptr(), tuple(value.itemsize * step for step in value.stride())
+    pairs = zip(value.shape[1:], steps[1:], strict=True)
+    row = value.itemsize + sum((n - 1) * step for n, step in pairs)
+    return (begin, steps[0], row) if 0 < row <= steps[0] else (0, 0, 0)
 
 
 #: What was read: returns whether some records were.
 Read: TypeAlias = Callable[[Records], bool]
+#: Functions that read a tensor and make none, and those that read unknown rows of the first one.
+_TELLING = re.compile("item|tolist|equal|allclose|__(float|int|bool|index|setitem)__")
+_INDEXING = re.compile("__[gs]etitem__|index_select|gather|take|masked_select")
 
 
-class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What was read since the last step: memory by operations within this context, and more."""
+class Reads(TorchFunctionMode):
+    """What was read since the last step: memory by functions within this context, and more."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen: dict[Any, Read] = {}
 
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note the tensors that an operation reads; a view reads nothing."""
-        if not getattr(op, "is_view", False) and len(self.seen) < _MOST_READS:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note the tensors that a function reads; a view reads nothing."""
+        made = func(*args, **(kwargs or {}))
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            return made
+        if len(self.seen) < _MOST_READS:
             with contextlib.suppress(Exception):  # tensors without memory
-                for each in _pytree.tree_leaves((args, kwargs)):
-                    if type(each) is torch.Tensor:
-                        self._note(*_place(each), each.untyped_storage())
-        return op(*args, **(kwargs or {}))
+                self._note(getattr(func, "__name__", ""), (*args, *(kwargs or {}).values()), made)
+        return made
 
-    def _note(self, start: int, size: int, storage: Any) -> None:
+    def _note(self, name: str, args: tuple[Any, ...], made: Any) -> None:
+        results, read = [t for t in _flat((made,)) if isinstance(t, torch.Tensor)], _flat(args)
+        into = {t.untyped_storage().data_ptr() for t in results}
+        if results or _TELLING.fullmatch(name):
+            for each in read[1:] if _INDEXING.fullmatch(name) else read:
+                if type(each) is torch.Tensor and each.is_contiguous() and each.numel():
+                    storage = each.untyped_storage()
+                    if storage.data_ptr() not in into:
+                        self._memory(each.data_ptr(), each.nbytes, storage)
+
+    def _memory(self, start: int, size: int, storage: Any) -> None:
         at = np.array([start])
         # Memory that is torch's own may be another tensor's later; NumPy's has shorter storages.
         held: Any = StorageWeakRef(storage) if storage.resizable() else None  # type: ignore[no-untyped-call]
         self.seen[start, size] = lambda records: (
-            size > 0 and not (held and held.expired()) and records.lie_in(at, size)
+            not (held and held.expired()) and records.lie_in(at, size)
         )
 
     def loader(self, loader: Any) -> None:
         """Note that a loader is iterated."""
-        self.seen[id(loader)] = lambda records: records.share(Records(loader))
+        given = functools.cache(lambda: Records(loader))
+        self.seen[id(loader)] = lambda records: records.share(given())
 
     def item(self, data: Any, numbers: Any) -> None:
         """Note that a data set gives items."""
@@ -211,8 +266,8 @@ _ENTRIES, _LEAST = 1024, 4
 _STEPS, _ENDS = 64, 64
 #: Steps over which the kept averages reach: any smooth average is a combination of these.
 _REACH = 2.0 ** np.arange(0.5, 19.0, 0.75)
-#: Steps that are fitted before the averages.
-_HALF = 33
+#: Averages may be of every tenth step; the number of first weights, where averages may begin.
+_EVERY, _EARLY = 10, 12
 #: Residual of a combination, relative to the change and to the weights' rounding.
 _CLOSE, _ROUNDING = 5e-4, 16.0
 
@@ -260,26 +315,42 @@ class Past:
 
     Args:
         first: the weights before the first step, ``[n]``.
+        whole: whether no step was made before; else nothing is said of weights that are unknown.
     """
 
-    def __init__(self, first: torch.Tensor) -> None:
-        self._exact = torch.float32 if first.device.type == "mps" else torch.float64
-        self._first, self._averages = first, first.to(self._exact).repeat(len(_REACH), 1)
-        self._shares = torch.as_tensor(1.0 / _REACH).to(self._averages)[:, None]
+    def __init__(self, first: torch.Tensor, *, whole: bool = True) -> None:
+        self._first, self._whole, self._steps = first, whole, 0
         self._recent: deque[torch.Tensor] = deque(maxlen=_STEPS)
         self._ends: deque[torch.Tensor] = deque(maxlen=_ENDS)
+        # Averages of all steps, of epochs' ends, and of one in `_EVERY` steps, whose number ends in
+        # 0 or 1, ``[4, r, n]``; how many each has of them, and the first of them.
+        exact = torch.float32 if first.device.type == "mps" else torch.float64
+        self._averages = first.to(exact).repeat(4, len(_REACH) + 1, 1)
+        self._counts, self._early = [0] * 4, list[torch.Tensor]()
+
+    def _average(self, which: int, entries: torch.Tensor) -> None:
+        self._counts[which] += 1
+        shares = torch.as_tensor([*(1.0 / _REACH), 1.0 / self._counts[which]])
+        rows = self._averages[which]
+        rows.lerp_(entries.to(rows), shares.to(rows)[:, None])
+        self._early += [entries] if which and self._counts[which] <= _EARLY else []
 
     def add(self, entries: torch.Tensor) -> None:
         """Add the weights after a step."""
-        self._averages.lerp_(entries.to(self._exact), self._shares)
+        self._steps += 1
+        self._average(0, entries)
+        if self._steps % _EVERY < 2:
+            self._average(2 + self._steps % _EVERY, entries)
         self._recent.append(entries)
 
     def end_epoch(self) -> None:
         """Keep the last step's weights for longer."""
-        self._ends.extend([*self._recent][-1:])
+        for entries in [*self._recent][-1:]:
+            self._ends.append(entries)
+            self._average(1, entries)
 
     def why_not(self, old: torch.Tensor, new: torch.Tensor, where: torch.Tensor) -> str:
-        """Return why weights are no combination of released ones; empty if they are one.
+        """Return why weights are no combination of released ones; empty if they may be one.
 
         The combination is fitted to three quarters of the entries, and must fit the rest.
 
@@ -291,7 +362,9 @@ class Past:
         steps = [self._first, *reversed(self._recent), *reversed(self._ends)]
         if any(torch.equal(step[where], new[where]) for step in steps):
             return _EARLIER
-        rows = [old, *steps[:_HALF], *self._averages, *steps[_HALF:]]
+        rows = [old, *steps, *self._averages.flatten(0, 1), *self._early]
+        if not self._whole or len(new) * 3 // 8 < len(rows):
+            return ""
         now = new[where].double().cpu().numpy()
         table = torch.stack([row[where].double().cpu() for row in rows], 1).numpy()
         table = table[:, : max(len(now) * 3 // 8, 1)]
@@ -358,6 +431,10 @@ _OFTEN, _SELDOM = 100, 8
 _STEP = "code of a step, outside of the optimizer's update,"
 
 
+#: Names of what depends on no record: the accountant's, step counters and learning rates.
+_NO_METRIC = re.compile(r"(.*\bepsilon|(global_)?step|epoch|(lr|learning_rate)([-_/].*)?)")
+
+
 class Fence:
     """Watches the weights of one training outside of its private steps.
 
@@ -377,6 +454,8 @@ class Fence:
         self._handles, self._hooked, self._depth = Handles(), False, 0
         #: What was read since the last step.
         self.reads = Reads()
+        # The training's records, by the ids of its loaders; built at most once between two steps.
+        self._built = functools.lru_cache(1)(lambda *_: Records(self._loaders()))
         # The steps that are watched, hooks on their optimizers, and what is read of their weights.
         self._steps, self._stepping = list[Any](), Handles()
         self._entries, self._past = Entries({}), Past(torch.zeros(0))
@@ -394,6 +473,8 @@ class Fence:
         self._own: Tensors = {}
         # Changes before the first step with the reads until then: its loader is not known yet.
         self._early: list[tuple[str, Sequence[Read]]] = []
+        # Changes since the last step, which may be put back: what, the sentence, and the names.
+        self._pending: list[tuple[str, str, list[str]]] = []
 
     def begin(
         self,
@@ -421,7 +502,7 @@ class Fence:
 
     @property
     def _records(self) -> Records:
-        return Records(self._loaders())
+        return self._built(*map(id, _pytree.tree_leaves(self._loaders())))
 
     def iterates(self, loader: Any) -> None:
         """Note that a loader is iterated, unless this is the training's own pass."""
@@ -493,8 +574,18 @@ class Fence:
         for told, reads in self._early:
             if any(read(self._records) for read in reads):
                 self._log.told.setdefault(told, f"{told}, and training records had been read")
-        self._early, self._held, self._own, self.reads.seen = [], None, {}, {}
-        self._open, self._ended = True, False
+        self._early = []
+        self._go_on()
+        self._held, self._open, self._ended = None, True, False
+
+    def _go_on(self) -> None:
+        """Name the changes since the last step that were not put back; begin again."""
+        now = self._held or {}
+        for told, sentence, names in self._pending:
+            if any(n not in now or not _same(self._own[n], now[n]) for n in names):
+                self._log.told.setdefault(told, sentence)
+        self._pending, self._own, self.reads.seen = [], {}, {}
+        self._built.cache_clear()
 
     def _follow(self) -> None:
         """Read the weights of the present private optimizers, and look around their updates."""
@@ -503,7 +594,7 @@ class Fence:
             return
         self._steps, self._entries = steps, Entries(self._weights())
         self._now = self._entries.read()
-        self._past = Past(self._now)
+        self._past = Past(self._now, whole=not self._log.steps)
         self._stepping.remove()
         self._stepping = Handles()
         for step in steps:
@@ -513,10 +604,15 @@ class Fence:
 
     def _update(self, begins: bool, *_: Any) -> None:
         """Look before an optimizer's update; what it changes is no change after it."""
+        in_hook = self._held is not None and not self._open
         if self.watches and begins:
-            self._look(_STEP)
+            self._compare() if in_hook else self._look(_STEP)
         elif self.watches:
             self._now = self._entries.read()
+            if in_hook:
+                self._go_on()
+                self._past.add(self._now)
+                self._held, self._stepped = self._values({}), True
 
     def _look(self, name: str) -> None:
         """Note a change of the weights within a step."""
@@ -587,6 +683,7 @@ class Fence:
         """
         self._hold()
         self._compare(name, last=True)
+        self._go_on()
         self.look_at_monitors()
 
     def look_at_monitors(self) -> list[str]:
@@ -594,6 +691,8 @@ class Fence:
         shared = self._records.share(Records(self._validation()))
         found = []
         for who, name in self._monitors():
+            if _NO_METRIC.fullmatch(name):
+                continue
             names = {name, name.removesuffix("_epoch"), name.removesuffix("_step")}
             if names & {*self._log.logged}:
                 found.append(f"{who} follows `{name}`, which the training logs without noise")
@@ -636,11 +735,14 @@ class Fence:
             why = "training records were read outside of the steps since the last one"
         elif weights and not trusted:
             why = self._why_not([(held[n], now[n]) for n in weights], before, self._now)
-        if not why and any(n.startswith("buffer") and _holds_values(now[n]) for n in changed):
+        shapes = {p.shape for p in self._weights().values()}  # averages of weights, as far as known
+        values = [now[n] for n in changed if n.startswith("buffer") and now[n].shape not in shapes]
+        if not why and name and "validation" not in name and any(map(_holds_values, values)):
             why = "new values of buffers are not known to be made of released weights"
-        if why:
-            when = "after the last step" if last else when
-            self._log.told.setdefault(told, f"{told} {when}: {why}")
+        if why and last:
+            self._log.told.setdefault(told, f"{told} after the last step: {why}")
+        elif why:
+            self._pending.append((told, f"{told} {when}: {why}", changed))
 
     def _why_not(self, pairs: Sequence[Pair], before: torch.Tensor, after: torch.Tensor) -> str:
         """Return why weights are not made of released ones; empty if they are.
@@ -711,8 +813,8 @@ def _parameters(count: int) -> str:
 
 
 def _holds_values(value: torch.Tensor) -> bool:
-    """Return whether a buffer is more than a counter or one number."""
-    return value.is_floating_point() and value.numel() > 1
+    """Return whether a buffer is more than a counter or one number, also in all its entries."""
+    return value.is_floating_point() and bool((value != value.flatten()[:1]).any())
 
 
 class _Watched(MethodHook):

@@ -15,7 +15,14 @@ from pytorch_lightning.callbacks import StochasticWeightAveraging as Swa
 from pytorch_lightning.callbacks.weight_averaging import EMAWeightAveraging
 from resume_support import RESUMING, StepwiseModule
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    Subset,
+    TensorDataset,
+    random_split,
+)
 from trained import Validated, check
 from training_support import PrivateModule, mlp, random_data, trainer_for
 
@@ -304,6 +311,77 @@ class Initialized(HeldOut):
         float(self.dataset.dataset.tensors[1].float().mean())
 
 
+class SwapsEnds(Ema):
+    """The mean of the epochs' ends, swapped in for validation only."""
+
+    ends = 0
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        pass
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.ends, now = self.ends + 1, nets_weights(pl_module)
+        kept = self.weights or now
+        self.weights = [k.lerp(v, 1.0 / self.ends) for k, v in zip(kept, now, strict=True)]
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        pass
+
+
+class Confused(HeldOut):
+    """Counts in a buffer what validation shows."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.register_buffer("confusion", torch.zeros(10, 10))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.confusion[batch[1], self.net(batch[0]).argmax(1)] += 1
+
+
+class Averaged(PrivateModule):
+    """Has an average of a weight, and a constant, as buffers."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.register_buffer("constant", torch.zeros(10, 10))
+        self.register_buffer("average", next(self.net.parameters()).detach().clone())
+
+    def on_train_epoch_end(self) -> None:
+        self.average.lerp_(next(self.net.parameters()).detach(), 0.1)
+        self.constant.fill_(1.0)
+
+
+class LogsEpsilon(HeldOut):
+    """Logs what depends on no record."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("epsilon", 1.0)
+        self.log("global_step", float(self.global_step))
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", PrivateModule.training_step(self, batch, batch_idx))
+
+
+class StepsAtEpochsEnd(PrivateModule):
+    """Makes the step of an epoch's last batch in a hook, by hand."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.optimizers().zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        if not self.trainer.is_last_batch:
+            self.optimizers().step()
+
+    def on_train_epoch_end(self) -> None:
+        self.optimizers().step()
+
+
 class Counts(PrivateModule):
     """Has a counter as a buffer."""
 
@@ -333,10 +411,15 @@ def within_norm(p: torch.Tensor) -> torch.Tensor:
         (PrivateModule, lambda: [each_weight(within_norm, "on_train_epoch_end")]),
         (Initialized, lambda: []),
         (Counts, lambda: []),
+        (HeldOut, lambda: [SwapsEnds()]),
+        (Averaged, lambda: []),
+        (Confused, lambda: []),
+        (StepsAtEpochsEnd, lambda: []),
+        (LogsEpsilon, lambda: [EarlyStopping("epsilon"), ModelCheckpoint(monitor="global_step")]),
     ],
 )
 def test_weights_made_of_released_ones_pass(tmp_path, kind, callbacks):
-    given = {"enable_checkpointing": True} if kind is HeldOut else {}
+    given = {"enable_checkpointing": True} if kind in (HeldOut, LogsEpsilon) else {}
     report = trained(tmp_path, module(kind), *callbacks(), **given)
     assert changes(report) == ""
     assert check(report, "fence.monitors").status == "ok"
@@ -581,6 +664,83 @@ def test_loaders_share_records_by_memory_and_rows():
         assert not Records([DataLoader(other)]).share(Records(DataLoader(one)))
 
 
+class Rows(Dataset):
+    """Rows of a tensor less a mean."""
+
+    def __init__(self, x: torch.Tensor, mean: torch.Tensor) -> None:
+        self.x, self.mean = x, mean
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.x[index] - self.mean
+
+
+class Wrapped(Dataset):
+    """Gives what another data set gives, the first ``count`` of them."""
+
+    def __init__(self, base: Any, count: int) -> None:
+        self.base, self.count = base, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.base[index]
+
+
+def test_parts_without_a_common_record_share_none():
+    data, mean = random_data(64), torch.zeros(8)
+    turned = torch.randn(8, 64).t()
+    wholes = [
+        ConcatDataset([data, random_data(20)]),
+        Wrapped(data, 64),
+        Rows(torch.ones(64, 8), mean),
+    ]
+    pairs = [random_split(whole, [len(whole) - 20, 20]) for whole in wholes]
+    pairs += [(TensorDataset(turned[:40]), TensorDataset(turned[40:]))]
+    pairs += [(Rows(torch.randn(40, 8), mean), Rows(torch.randn(20, 8), mean))]
+    for one, other in [*pairs, (Wrapped(data, 10), Subset(data, range(10, 20)))]:
+        assert not Records(DataLoader(one)).share(Records(DataLoader(other)))
+        assert Records(DataLoader(one)).share(Records(Subset(one, [3])))
+    x = torch.randn(1, 64 * 8)
+    assert not Records(pairs[2][0]).lie_in(np.array([mean.data_ptr(), x.data_ptr()]), 32)
+
+
+def test_records_of_joined_parts_are_all_known():
+    data = random_data(64)
+    joined = ConcatDataset([Subset(data, range(30)), Subset(data, range(50, 60))])
+    records = Records([DataLoader(joined)])
+    given = [[records.give(data, n) for n in (3, 55, -5, slice(29, 40))], [records.give(data, 40)]]
+    assert given == [[True] * 4, [False]]
+    half = Records(Subset(ConcatDataset([random_data(8), data]), range(12)))
+    assert [half.give(data, n) for n in (3, 4)] == [True, False]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_functions_are_traced_and_transformed_within_a_watched_hook():
+    reads = Reads()
+    with reads:
+        traced = torch.jit.trace(lambda x: 2 * x.sum(), torch.ones(2))
+        slopes = torch.func.vmap(torch.func.grad(lambda w: w.square().sum()))(torch.ones(3, 2))
+    assert str(traced.graph).count("aten::") == 2
+    assert torch.equal(slopes, torch.full((3, 2), 2.0))
+
+
+def test_functions_are_compiled_whole_within_a_watched_hook():
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda x: 2 * x.sum(), fullgraph=True, backend=backend)
+    with Reads():
+        assert float(compiled(torch.ones(3))) == 6.0
+    assert len(graphs) == 1
+
+
 def seen(reads: Reads, records: Records) -> bool:
     return any(read(records) for read in reads.seen.values())
 
@@ -659,16 +819,42 @@ def test_averages_of_all_steps_are_made_of_released_weights(steps, decay):
 
 
 @pytest.mark.parametrize("steps", [30, 400])
-@pytest.mark.parametrize("size", [40, 700])
-def test_other_weights_are_not_made_of_released_ones(steps, size):
-    weights = walk(steps, size)
-    again = walk(steps, size, seed=1)
+def test_other_weights_are_not_made_of_released_ones(steps):
+    weights, again = walk(steps), walk(steps, seed=1)
     for new in (again[-1], weights[-1] + 1e-3 * again[-1], 0.9 * weights[-1] + 0.1 * again[-1]):
         assert "not made of" in why_not(weights, new)
     for earlier in (0, 20, steps // 2, steps - 3):
         assert why_not(weights, weights[earlier])
     masked = weights[-1] * (again[-1] > 0.0)
     assert "not made of" in why_not(weights, masked)
+
+
+def test_nothing_is_said_of_few_weights_or_of_a_training_that_goes_on():
+    weights, again = walk(400, 200), walk(400, seed=1)
+    assert why_not(weights, again[-1, :200]) == ""
+    assert Past(again[0], whole=False).why_not(again[0], again[-1], again[0] != 0.0) == ""
+    assert why_not(weights, weights[20])
+
+
+def every_tenth(weights: torch.Tensor, phase: int) -> torch.Tensor:
+    """An average of each tenth step's weights, which are copied until step 100."""
+    kept = weights[0].clone()
+    for step in range(10 + phase, len(weights), 10):
+        kept.lerp_(weights[step], 1.0 if step <= 100 else 0.005)
+    return kept
+
+
+@pytest.mark.parametrize("steps", [500, 2005])
+@pytest.mark.parametrize("phase", [0, 1])
+def test_an_average_of_each_tenth_step_is_made_of_released_weights(steps, phase):
+    weights = walk(steps)
+    assert why_not(weights, every_tenth(weights, phase)) == ""
+
+
+@pytest.mark.parametrize("epochs", [2, 80, 150])
+def test_the_mean_of_all_epochs_ends_is_made_of_released_weights(epochs):
+    weights = walk(10 * epochs)
+    assert why_not(weights, weights[10::10].double().mean(0).float()) == ""
 
 
 def test_scaled_clamped_and_pruned_tensors_are_simple_and_others_are_not():
