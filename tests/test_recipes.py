@@ -115,8 +115,8 @@ def test_a_planted_fault_fails_the_training_by_name(digits, tmp_path, monkeypatc
 
 
 def test_the_number_of_faults_is_as_stated():
-    assert "has ninety faults" in text_of(DOCS / "test-your-gate.md")
-    assert len(FAULTS) == 90
+    assert "has 96 faults" in text_of(DOCS / "test-your-gate.md")
+    assert len(FAULTS) == 96
 
 
 @pytest.mark.parametrize("name", staged(quick=["vmap"], heavy=["own optimizer", "one by one"]))

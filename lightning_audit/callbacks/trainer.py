@@ -469,7 +469,7 @@ class LightningStep:
         names = "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"
         owners = [trainer.datamodule] * bool(trainer.datamodule) + [module]
         hooks = [str(code) for owner in owners for code in of_methods(owner, *names)]
-        return BatchSource(trainer.train_dataloader, transfer, " or ".join(hooks), owners)
+        return BatchSource(trainer.train_dataloader, transfer, " or ".join(hooks), owners[:-1])
 
     def take(self, batches: Sequence[Any]) -> None:
         """Train on the physical batches of one logical step."""

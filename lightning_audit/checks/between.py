@@ -62,6 +62,7 @@ BETWEEN = Check(
     look_at="Look for code that acts at some steps or on some records only: what clips, what is "
     "added, what seeds.",
     topic="Clipping",
+    group="clipping",
     each=True,
     wrong=lambda seen: bool(seen["of"]),
     blocks=_doubts,

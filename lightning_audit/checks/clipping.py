@@ -627,7 +627,7 @@ def clipping_candidates(case: Case) -> list[Candidate]:
             named.look_at,
             {**evidence, **named.evidence},
             named.parameters,
-            (SENSITIVITY.name, *group("replay"), *group("leakage")),
+            (SENSITIVITY.name, *group("clipping"), *group("replay"), *group("leakage")),
         )
         for named in found
         if named is not None

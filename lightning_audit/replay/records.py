@@ -661,7 +661,7 @@ def examine_factors(
     made, asked = batches[0], 0
     for number in range(2 + _ASCENTS):
         what = "of the batch" if not number else "within the range of the data"
-        inputs = _with_grad(made)
+        inputs = _with_grad(made) if replay.forked else made
         seen = replay.run([inputs], seed, keep=max(_WIDE * count, _NARROW))
         if seen.finite is None or zeros.finite is None or not same_numbers(seen, zeros):
             break

@@ -423,7 +423,7 @@ class StepReplay:
         starts_before: bool = False,
         forked: bool = False,
     ) -> None:
-        self.starts_before, self._forked = starts_before, forked
+        self.starts_before, self.forked = starts_before, forked
         self._budget, self._beat, self._usual = budget, beat, dict[tuple[int, ...], Replay]()
         # Unit release and its norm for each seed; releases that are other multiples of it, or none.
         self._lines, self._multiples, self._others = dict[int, tuple[torch.Tensor, float]](), 0, 0
@@ -501,9 +501,7 @@ class StepReplay:
                 places.begin()
                 self._take_first(batches, rows, alone=alone)
                 if then or look:
-                    found.after = left_behind(
-                        self._module, self._step.optimizer, saves=self._forked
-                    )
+                    found.after = left_behind(self._module, self._step.optimizer, saves=self.forked)
                     found.used = self._flat([p.grad for p in self._step.params])
                 if then:
                     self._later = True

@@ -545,6 +545,7 @@ class TrainingState:
         self._room, self._iterators = room, iterators
         self._known: dict[int, object] = {id(each): each for each in not_followed}
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._leaves: list[torch.Tensor] = []
         #: Generators that other threads may draw from, and the entropy of a replay.
         self.shared, self.entropy = GlobalGenerators(), OwnEntropy()
         self._back: list[PutBack] = []
@@ -554,6 +555,9 @@ class TrainingState:
 
     def put_back(self) -> None:
         """Restore the saved state; may be called many times."""
+        for leaf in self._leaves:
+            if not leaf.is_leaf:  # inputs with gradients were added to it
+                leaf.detach_()
         with torch.no_grad():
             for tensor, value in self._tensors:
                 if tensor.shape != value.shape:  # so have all tensors that share its memory
@@ -640,6 +644,7 @@ class TrainingState:
         self._take_room(tensor.numel() * tensor.element_size())
         self._tensors.append((tensor, tensor.detach().clone()))
         if tensor.is_leaf:
+            self._leaves.append(tensor)
             self._back.append(functools.partial(set_grad, tensor, tensor.grad))
             yield tensor.grad
         yield from self._keep_attributes(tensor)

@@ -6,6 +6,9 @@ of sixteen uniform ones at a time (Box and Muller): entry j is ``r cos(2 pi u)``
 for noise of any size. Output k is a function of words k, k + 1 and k + 397 of the seeded state,
 which a recurrence over words gives for many seeds at once. Eight outputs, each to a thousandth,
 leave no seed of 2^20 by chance.
+
+References:
+    Matsumoto and Nishimura 1998, doi:10.1145/272991.272995.
 """
 
 from __future__ import annotations

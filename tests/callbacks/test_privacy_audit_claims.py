@@ -146,7 +146,8 @@ class ClippedAtTwice(BandedNoise):
 
 @pytest.mark.heavy
 def test_clipping_is_judged_beside_correlated_noise(accused):
-    root = accused(banded(ClippedAtTwice), claim=BANDED, steps=100).verdict.root
+    audit = {"claim": BANDED, "allow": ["every_step"]}
+    root = accused(banded(ClippedAtTwice), steps=100, **audit).verdict.root
     assert root.finding == "sensitivity"
     assert root.evidence["shift"] == pytest.approx(3.0, abs=0.6)
 

@@ -46,7 +46,7 @@ class Model:
 def ran(loader: Asks, model: Model, batch: Any, back: int = 0) -> list[Any]:
     """What a run of the last body on a batch does, between two passes."""
     before = len(model.seen), len(model.after)
-    loader.bodies[-1].run(loader.frames[-1], batch, back)
+    loader.bodies[-1].run(loader.frames[-1], dict(loader.frames[-1].f_locals), batch, back)
     assert len(model.after) == before[1]  # what follows the step is left out
     return model.seen[before[0] :]
 

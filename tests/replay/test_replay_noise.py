@@ -152,10 +152,9 @@ def test_one_weight_may_be_all_that_is_trained():
     assert not answer(None, nn.Sequential(nn.Linear(6, 3, bias=False), nn.Tanh())).findings
 
 
-def test_noise_whose_seed_is_made_in_the_step_is_not_asked():
+def test_noise_whose_small_seed_is_made_in_the_step_is_found_with_it():
     found = answer(SeededEachStep)
-    assert not found.asked
-    assert "same under other random numbers" in found.reason
+    assert [f.name for f in found.findings] == ["it is that of torch.Generator().manual_seed(1001)"]
 
 
 def test_what_claims_no_noise_is_not_asked():

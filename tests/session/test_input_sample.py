@@ -309,7 +309,7 @@ def test_a_rare_canary_joins_as_often_as_said_and_flags_no_sound_code(tmp_path):
 
 def test_clipping_after_the_average_is_found_by_a_rare_canary(tmp_path):
     module = Forward(optimizer_class=ClipAfterAverage)
-    audit = audit_with(Mislabeled(amplitude=100.0, sampling_rate=0.1))
+    audit = audit_with(Mislabeled(amplitude=100.0, sampling_rate=0.1), allow=["every_step"])
     assert status(violation(tmp_path, module, audit, max_steps=150), "sensitivity") == "violated"
 
 

@@ -325,9 +325,12 @@ def test_the_nearest_step_is_that_of_a_plain_search(width):
         now = rng.normal(size=width)
         log_e, age = past.recurrence_log_e(now)
         if rows:
-            nearest = int(np.argmin([np.sum((now[::stride] - row[::stride]) ** 2) for row in rows]))
-            assert age == step - nearest
-            gap = (now - rows[nearest])[(np.arange(width) % stride != 0)]
+            signed = [sign * row for row in rows for sign in (1.0, -1.0)]
+            nearest = int(
+                np.argmin([np.sum((now[::stride] - row[::stride]) ** 2) for row in signed])
+            )
+            assert age == step - nearest // 2
+            gap = (now - signed[nearest])[(np.arange(width) % stride != 0)]
             assert log_e == pytest.approx(float(noise_log_e(len(gap), gap @ gap)), rel=1e-4)
         else:
             assert (log_e, age) == (0.0, 0)
