@@ -131,7 +131,8 @@ def test_a_run_under_another_significance_ends_as_one_that_had_it_from_the_start
 
 
 def test_an_alarm_of_a_looser_significance_does_not_stand_under_a_stricter_one(tmp_path):
-    loose, strict = {"significance": 0.5}, {"significance": 1e-120}
+    allow = {"allow": ["every_step"]}
+    loose, strict = {"significance": 0.5, **allow}, {"significance": 1e-120, **allow}
     report = resumed(tmp_path, loose, strict, optimizer_class=ClipAtTwice)
     assert report.verdict.outcome != "VIOLATION"
     assert "no longer violated: sensitivity" in notes_of(report)

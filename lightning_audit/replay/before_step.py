@@ -402,8 +402,12 @@ class _Test:
         made = records.batch(keys, seed).batch
         ends = sorted({records.row(key) for key in keys})
         parts = [(a + 1, b) for a, b in itertools.pairwise([-1, *ends, 10**12]) if b > a + 1]
-        self._replay.allow(2)
-        usual = self._replay.run([made], seed)
+        others = self._random.sample(range(records.size), count)
+        elsewhere = records.batch(others, seed).batch
+        self._replay.allow(3)
+        usual, drawn = (self._replay.run([each], seed) for each in (made, elsewhere))
+        if equal_releases(usual, drawn):
+            return None  # the step does not read its batch, and draws one of its own
         with _moved((s, (a, min(b, s.size))) for s in read for a, b in parts if a < s.size):
             other = self._replay.run([made], seed)
         if usual.error or other.error or equal_releases(usual, other):

@@ -89,7 +89,8 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
         numbers = [tuple(sum(map(rows, each)) for each in (batches, neighbour))]
         if first.norms and other.norms:  # those of the last part that was clipped
             numbers.append((len(first.norms[-1]), len(other.norms[-1])))
-        divided = divided and _divided(first, other, numbers)
+        if any(mine != theirs for mine, theirs in numbers):
+            divided = divided and _divided(first, other, numbers)
     if found and hidden:
         return Answer(reason=NOISED_BESIDE)
     if found and _is_own_memory(replay, batches, seed, base):
@@ -316,7 +317,7 @@ _Neighbour = tuple[int, str, list[Any]]
 
 def _halves(batches: Sequence[Any], seed: int, replay: StepReplay) -> Iterator[_Neighbour]:
     """Replace half of a batch by records within the range of the data."""
-    half = rows(_largest(batches)) // 2
+    half = rows(_last(batches)) // 2
 
     def mixed(own: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
         return torch.cat([own[: len(own) - half], made[len(own) - half :]])
@@ -330,8 +331,8 @@ def _halves(batches: Sequence[Any], seed: int, replay: StepReplay) -> Iterator[_
 
 def _without_largest(batches: Sequence[Any], seed: int, replay: StepReplay) -> Iterator[_Neighbour]:
     """Replace the half of a batch with the largest inputs by the other half."""
-    sizes = torch.zeros(rows(_largest(batches)))
-    for leaf in leaves(_largest(batches)):
+    sizes = torch.zeros(rows(_last(batches)))
+    for leaf in leaves(_last(batches)):
         if leaf.is_floating_point():
             sizes = torch.maximum(sizes, leaf.detach().abs().flatten(1).amax(1).float().cpu())
     order, half = sizes.argsort(), len(sizes) // 2
@@ -343,7 +344,7 @@ def _without_largest(batches: Sequence[Any], seed: int, replay: StepReplay) -> I
 
 def _without_first(batches: Sequence[Any], seed: int, replay: StepReplay) -> Iterator[_Neighbour]:
     """Leave out the first record, unless batches have one size; then replace it."""
-    count = rows(_largest(batches))
+    count = rows(_last(batches))
     if not replay.fixed_size:
         left = range(1, count)
         yield 1, "without the first record", _with(batches, lambda batch: taken(batch, left))
@@ -352,10 +353,11 @@ def _without_first(batches: Sequence[Any], seed: int, replay: StepReplay) -> Ite
     yield 2, named, _with(batches, lambda batch: taken(batch, order))
 
 
-def _largest(batches: Sequence[Any]) -> Any:
-    return max(batches, key=rows)
+def _last(batches: Sequence[Any]) -> Any:
+    """Return the last physical batch of two records or more."""
+    return [batch for batch in batches if rows(batch) > 1][-1]
 
 
 def _with(batches: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
-    """Return the batches with the largest one changed."""
-    return [change(batch) if batch is _largest(batches) else batch for batch in batches]
+    """Return the batches with the last one of two records or more changed."""
+    return [change(batch) if batch is _last(batches) else batch for batch in batches]

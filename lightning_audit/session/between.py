@@ -210,7 +210,7 @@ class Between:
         std = self._step.claim(1).noise_multiplier * self._limit
         held = [(p.grad, getattr(p, "summed_grad", None)) for p in self._step.params]
         pairs = [(g, s) for g, s in held if g is not None and s is not None and g.dtype in FINE]
-        if not std > 0.0 or not pairs:
+        if not std > 0.0 or not pairs or _few_values(pairs[0][0]):
             return None
         told = [noise_by_row(grad.detach(), total.detach(), std) for grad, total in pairs]
         zeros, rounded, squares, counts = np.concatenate(told, 1)
@@ -226,6 +226,12 @@ class Between:
             if math.log(max(low.min(initial=1.0), 1e-300)) + math.log(tests) < _SURE:
                 self._note("quiet")
         return ratio if counts.sum() > _ENOUGH else None
+
+
+def _few_values(grad: torch.Tensor) -> bool:
+    """Return whether a noisy gradient was rounded, as to its signs: then equal sums are chance."""
+    some = grad.detach().reshape(-1)[:_ENOUGH]
+    return 2 * len(torch.unique(some)) < int((some != 0.0).sum())
 
 
 def _clipping(parts: FloatArray, norms: FloatArray) -> str:

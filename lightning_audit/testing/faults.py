@@ -626,7 +626,6 @@ OF_THE_TRAINING = (
         "texts are padded to the longest of their batch, and the padding is not masked, so that "
         "one record changes the gradients of the others by its length",
         "text examples of Opacus 1.6",
-        "coupling",
         training=trainings.PaddedTexts,
         audit={"examinations": 3},
         named="records_coupled",
@@ -801,7 +800,7 @@ OF_THE_STEP = (
         "only gradients above ten times the clipping norm are clipped",
         "clipping as used against exploding gradients",
         optimizer=trainings.OnlyOutliersClipped,
-        named=_BY_RECORD,
+        named="no_clipping",
         audit=_THREE,
     ),
     Fault(
