@@ -467,9 +467,10 @@ class LightningStep:
             return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
         names = "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"
-        owners = [trainer.datamodule] * bool(trainer.datamodule) + [module]
-        hooks = [str(code) for owner in owners for code in of_methods(owner, *names)]
-        return BatchSource(trainer.train_dataloader, transfer, " or ".join(hooks), owners[:-1])
+        held = [trainer.datamodule] * bool(trainer.datamodule)
+        hooks = [str(code) for owner in (*held, module) for code in of_methods(owner, *names)]
+        where = " or ".join(hooks) or BatchSource.where
+        return BatchSource(trainer.train_dataloader, transfer, where, held)
 
     def take(self, batches: Sequence[Any]) -> None:
         """Train on the physical batches of one logical step."""

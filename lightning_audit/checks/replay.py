@@ -560,7 +560,7 @@ class Coupling:
         """Update with the answer at a step."""
         self.replays += answer.asked
         self.reason = answer.reason or self.reason
-        self.before = answer.before
+        self.before = answer.before or (self.before if answer.reason else "")
         if answer.findings and self.step is None:
             self.step, self.change = step, answer.findings[0].rounded
             self.where = answer.where
@@ -585,7 +585,7 @@ class Coupling:
             met = (
                 f"{self.where} reads records that are not in its batch"
                 if self.where == THE_STEP
-                else f"records meet before training_step, in {self.where}: a record's gradient "
+                else f"records meet before the step, in {self.where}: a record's gradient "
                 f"changed{size} with the other records of its batch"
             )
             return COUPLING.judged(

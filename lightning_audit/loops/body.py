@@ -111,10 +111,10 @@ class LoopBody:
             value = "(__batch,)" if self._kind == "batch" else "((__number, __batch),)"
         body, rest = _up_to_the_step(self._loop.body)
         parts = "\n".join(map(ast.unparse, body))
-        if kept := [part for part in rest if whole and not _shows(part)]:
-            # Of no concern if it fails in a fork, as where it opens a file.
-            after = textwrap.indent("\n".join(map(ast.unparse, kept)), "    ")
-            parts += f"\ntry:\n{after}\nexcept Exception:\n    pass"
+        for part in rest if whole else ():
+            if not _shows(part):  # what fails in a fork, as where it opens a file, is left out
+                after = textwrap.indent(ast.unparse(part), "    ")
+                parts += f"\ntry:\n{after}\nexcept Exception:\n    pass"
         listed = ", ".join((*names, "__batch", "__number"))
         text = f"def __body({listed}):\n{head}    for {target} in {value}:\n"
         made: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Whether records meet before `training_step`: neighbors by record number.
+"""Whether records meet before the step: neighbors by record number.
 
 A replay begins with the batch that a step was given. What records do to each other on the way there
 is not replayed: padding to the longest record, statistics of the batch, mixing and packing in
@@ -98,7 +98,7 @@ def examine_before_step(
     Args:
         replay: of the step.
         source: of the batches.
-        batches: the physical batches of the step.
+        batches: the physical batches of the step, one of which can be replayed alone.
         allowed: relative change of a gradient that rounding may cause, and distance of releases
             without and with one record, in units of the clipping norm.
         seed: of the replays, and of the choice of records.
@@ -282,8 +282,7 @@ class _Test:
         self._replay, self._records, self._batches, self._seed = replay, records, batches, seed
         self._tolerated, self._far = allowed
         self._random = random.Random(seed)
-        #: Whether a physical batch can be replayed alone, and releases show a record less.
-        self._alone = len(batches) == 1 or bool(replay.skips)
+        #: Whether releases show a record less.
         self._by_release = by_release and not replay.fixed_size and replay.clips_by_opacus
 
     def of_batches(self) -> Answer:
@@ -313,11 +312,12 @@ class _Test:
         def pair(seed: int) -> tuple[_Made, _Made]:
             return records.batch([one] * count, seed), records.batch(keys, seed)
 
+        copies = records.batch([one] * count, self._seed)
+        if not _same(copies.batch, records.batch([one] * count, self._seed).batch):
+            raise _NotAsked(_OTHER_BITS)
         # Some batches may be mixed, and others not.
         for seed in (self._seed + number * _APART for number in range(_SEEDS)):
             copies, mixed = pair(seed)
-            if not _same(copies.batch, records.batch([one] * count, seed).batch):
-                raise _NotAsked(_OTHER_BITS)
             if not _rows_agree(copies.batch, mixed.batch, kept, count):
                 break
         else:
@@ -347,7 +347,7 @@ class _Test:
         """Return the largest relative change of the record's gradient; None if unknown."""
         size = rows(copies.batch)
         odd = size % len(mixed.items) or rows(mixed.batch) != size or copies.drawn != mixed.drawn
-        if odd or not self._alone:
+        if odd:
             return None
         self._replay.allow(2)
         keep = min(sum(self._replay.sizes), max(_ENTRIES // size, _COLUMNS))
@@ -366,7 +366,7 @@ class _Test:
     def _without(self, one: int, other: int, count: int) -> Judged:
         """Replay copies of one record with the extreme one as the last, and without it."""
         ordered = [one] * (count - 1) + [other]
-        if not (self._alone and self._by_release):
+        if not self._by_release:
             return Judged(failed=True)
 
         def draw(seed: int) -> list[Replay]:
@@ -392,7 +392,7 @@ class _Test:
                 return None  # of several records, or of none
             row = records.row(key)
             read = [store for store in stores if _reads(records, store, row, key, seed)]
-        return self._of_the_step(read) if read and self._alone else None
+        return self._of_the_step(read) if read else None
 
     def _of_the_step(self, read: list[_Store]) -> Answer | None:
         """Move the rows of all records that are not in a batch."""

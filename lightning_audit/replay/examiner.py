@@ -676,7 +676,8 @@ def examine_step(
         found = _examined(order, user.module.parameters())
         if before is not None and (again := found.asked_again):
             # A generator that the first step makes can be seeded after it, and no earlier.
-            order = replace(order, before=None, names=again)
+            every = len(again) == len(found.answers)
+            order = replace(order, before=None, names=names if every else again)
             later = _examined(order, user.module.parameters())
             found = replace(
                 found,

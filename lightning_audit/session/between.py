@@ -51,6 +51,8 @@ _BEYOND, _BY_NOISE, _ENOUGH = 0.005, 0.1, 2000
 _ALONE = 0.75
 #: Relative difference of factors, and of parts, that are alike.
 _LIKE = 0.02
+#: Norm of a row that any clipping reduces, such as a canary's, in units of the clipping norm.
+_HUGE = 100.0
 #: Entries without noise that are a finding, beyond ten times those that rounding explains.
 _ZEROS, _ROUNDED = 5, 10.0
 #: Entries of a row from which on its size is tested, and the log p-value that is no chance.
@@ -244,7 +246,11 @@ def _clipping(parts: FloatArray, norms: FloatArray) -> str:
     known = parts > 0.0
     factors = parts[known] / norms[known]
     if len(factors) > 1 and np.ptp(factors) <= _LIKE * factors.max():
-        return "none" if abs(factors.max() - 1.0) <= _LIKE else "sum"
+        if abs(factors.max() - 1.0) > _LIKE:
+            return "sum"
+        return (
+            "none" if norms[known].max() > _HUGE else ""
+        )  # a canary, which outlier clipping meets
     clipped = parts[known][factors < 1.0 - _LIKE]
     alike = len(clipped) > 1 and np.ptp(clipped) <= _LIKE * clipped.max()
     return "norm" if alike and clipped.min() > 1.0 else ""

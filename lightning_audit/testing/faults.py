@@ -800,7 +800,7 @@ OF_THE_STEP = (
         "only gradients above ten times the clipping norm are clipped",
         "clipping as used against exploding gradients",
         optimizer=trainings.OnlyOutliersClipped,
-        named="no_clipping",
+        named=_BY_RECORD,
         audit=_THREE,
     ),
     Fault(

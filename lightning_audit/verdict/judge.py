@@ -129,7 +129,7 @@ def describe_examined(checks: Iterable[CheckResult]) -> str:
             reasons.setdefault(reason, []).append(name.removeprefix("replay."))
     unseen = [f"{', '.join(names)} ({why})" for why, names in reasons.items()]
     if COUPLING.name in asked and (why := asked[COUPLING.name].evidence.get("before")):
-        unseen.append(f"what is before training_step ({why})")
+        unseen.append(f"what is before the step ({why})")
     examined = "examined by replay: " + ", ".join(_OF[name] for name in asked)
     return "; ".join(
         [

@@ -1,4 +1,4 @@
-"""Records that meet before training_step are found, by place; records that do not are innocent."""
+"""Records that meet before the step are found, by place; records that do not are innocent."""
 
 import re
 from collections.abc import Callable
@@ -429,12 +429,12 @@ def test_the_first_line_and_the_verdict_say_it(tmp_path):
     audit = PrivacyAudit(on_violation="warn", examinations=1)
     trainer_for(tmp_path, audit, max_steps=3).fit(Trained(Held(), standardized))
     assert audit.report.verdict.outcome == "VIOLATION"
-    assert "records meet before training_step" in audit.report.verdict.summary
+    assert "records meet before the step" in audit.report.verdict.summary
     assert "test_before_step.py:" in audit.report.verdict.summary
     audit = PrivacyAudit(examinations=1)
     module = Trained(Texts(), dropped_words, Net(masked=True))
     trainer_for(tmp_path, audit, max_steps=3).fit(module)
-    said = "what is before training_step (how many random numbers are drawn depends on the records"
+    said = "what is before the step (how many random numbers are drawn depends on the records"
     assert said in describe_examined(audit.report.checks)
 
 
