@@ -33,7 +33,7 @@ _KINDS = {
     ),
 }
 #: Faults of clipping that the rows of a step show.
-_OF_ROWS = ("clip_after_average", "no_clipping", "clipping_norm_too_large")
+_OF_ROWS = ("clip_after_average", "no_clipping")
 #: Kinds that prevent a pass.
 _DOUBTS = {
     "sum": "the clipped sum has a part that is not made of the gradients of its batch, other than "
@@ -82,7 +82,7 @@ def between_result(found: Mapping[str, tuple[int, float]], clipping: str = "") -
     Args:
         found: kind -> the first step, from 0, and the largest part of a gradient in units of the
             clipping norm, or the number of entries.
-        clipping: how rows were clipped: "none", "sum", "norm", or empty.
+        clipping: how rows were clipped: "none", "sum", or empty.
     """
     of = next((kind for kind in _KINDS if kind in found), "")
     step, size = found.get(of, (0, 0.0))

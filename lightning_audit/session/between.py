@@ -49,7 +49,7 @@ _MOST = 512
 _BEYOND, _BY_NOISE, _ENOUGH = 0.005, 0.1, 2000
 #: Least factor of a row that is certainly a record's own, not one of its views.
 _ALONE = 0.75
-#: Relative difference of factors, and of parts, that are alike.
+#: Relative difference of factors that are alike.
 _LIKE = 0.02
 #: Norm of a row that any clipping reduces, such as a canary's, in units of the clipping norm.
 _HUGE = 100.0
@@ -237,7 +237,7 @@ def _few_values(grad: torch.Tensor) -> bool:
 
 
 def _clipping(parts: FloatArray, norms: FloatArray) -> str:
-    """Return how rows were clipped: "none", "sum" for all by one factor, "norm", or empty.
+    """Return how rows were clipped: "none", "sum" for all by one factor, or empty.
 
     Args:
         parts: what each row adds, in units of the clipping norm, ``[n]``.
@@ -245,15 +245,11 @@ def _clipping(parts: FloatArray, norms: FloatArray) -> str:
     """
     known = parts > 0.0
     factors = parts[known] / norms[known]
-    if len(factors) > 1 and np.ptp(factors) <= _LIKE * factors.max():
-        if abs(factors.max() - 1.0) > _LIKE:
-            return "sum"
-        return (
-            "none" if norms[known].max() > _HUGE else ""
-        )  # a canary, which outlier clipping meets
-    clipped = parts[known][factors < 1.0 - _LIKE]
-    alike = len(clipped) > 1 and np.ptp(clipped) <= _LIKE * clipped.max()
-    return "norm" if alike and clipped.min() > 1.0 else ""
+    if len(factors) < 2 or np.ptp(factors) > _LIKE * factors.max():
+        return ""
+    if abs(factors.max() - 1.0) > _LIKE:
+        return "sum"
+    return "none" if norms[known].max() > _HUGE else ""  # a canary, which outlier clipping meets
 
 
 def noise_by_row(grad: torch.Tensor, total: torch.Tensor, std: float) -> FloatArray:
