@@ -40,14 +40,13 @@ from lightning_audit.replay.records import (
     hands_all_over,
     judge,
 )
+from lightning_audit.replay.releases import rounding, too_coarse
 from lightning_audit.replay.step_replay import (
     Replay,
     RowsReplay,
     StepReplay,
     Stopped,
-    rounding,
     same_numbers,
-    too_coarse,
     why_no_rows,
 )
 from lightning_audit.replay.training_state import GlobalGenerators, PutBack, training_thread
@@ -111,6 +110,7 @@ class CraftedGradients:
         seed: of directions.
         dtype: of the gradients, before they are rounded to the parameters' types.
         fixed_size: whether all batches have the same number of records.
+        most: records of a large batch; 0 for twice those of a usual one.
     """
 
     def __init__(
@@ -121,11 +121,14 @@ class CraftedGradients:
         dtype: torch.dtype = torch.float64,
         *,
         fixed_size: bool = False,
+        most: int = 0,
     ) -> None:
         self._sizes, self._type, self._fixed = list(sizes), dtype, fixed_size
         self._size = sum(sizes)
         #: Records of a usual batch of trials.
         self._batch = max(min(batch, _ENTRIES // (2 * self._size) - 1), 2)
+        #: Records of a large one.
+        self._many = max(2 * self._batch + 2, min(most, _ENTRIES // self._size))
         self._random = torch.Generator().manual_seed(seed)
 
     def trials(self) -> Iterator[Trial]:
@@ -187,11 +190,11 @@ class CraftedGradients:
 
     def _of_sizes(self) -> Iterator[Trial]:
         """Yield batches of two gradients, and of more than twice the usual size."""
-        two, many = self._dense(2), 2 * self._batch + 2
+        two, many = self._dense(2), self._many
         yield Trial("one of two, norm 3 C", torch.stack([3.0 * two[0], 0.9 * two[1]]), 0)
-        yield Trial("first of a batch twice as large, norm 0.9 C", self._dense(many, 0.9), 0)
+        yield Trial("last of a large batch, norm 3 C", self._dense(many, 3.0), -1)
         yield Trial("the smaller of two", torch.stack([3.0 * two[0], 0.9 * two[1]]), 1)
-        yield Trial("last of a batch twice as large, norm 3 C", self._dense(many, 3.0), -1)
+        yield Trial("first of a large batch, norm 0.9 C", self._dense(many, 0.9), 0)
 
     # ------------------------------------------------------------------ gradients
 
@@ -595,6 +598,7 @@ def examine_clipping(
     begin: int = 0,
     *,
     replaced: bool = False,
+    most: int = 0,
 ) -> Answer:
     """Replay a step with crafted gradients.
 
@@ -607,15 +611,18 @@ def examine_clipping(
         begin: number of trials in earlier examinations, after which this one continues.
         replaced: whether the gradient is replaced by zeros instead of left out, so that the number
             of gradients is equal; also done if leaving it out shifts random numbers.
+        most: number of gradients of a large batch; 0 for twice those of ``batch``.
     """
     count = rows(batch)
     usual = replay.usual([batch], seed)
     if reason := why_no_rows(usual, count, by_opacus=replay.clips_by_opacus):
         return Answer(reason=reason)
-    if reason := too_coarse(rounding(usual.releases, replay.dtypes), tolerated):
+    if reason := too_coarse(rounding((r.norm() for r in usual.releases), replay.dtypes), tolerated):
         return Answer(reason=reason)
     fixed = replay.fixed_size
-    crafted = CraftedGradients(replay.sizes, count, seed, replay.dtype, fixed_size=fixed)
+    crafted = CraftedGradients(
+        *(replay.sizes, count, seed, replay.dtype), fixed_size=fixed, most=most
+    )
     first = next(crafted.trials()).rows
     if fixed and len(first) != count and not replay.clips_by_opacus:
         return Answer(reason="crafted gradients of a whole batch take too much memory")

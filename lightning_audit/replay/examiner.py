@@ -1,32 +1,20 @@
-"""Examines one step of a training, without changing the training: questions, schedule, fork.
-
-**Run a function in a forked process, so that it cannot change this one.** Its result comes back
-over a pipe. A fork without progress is killed.
-"""
+"""Examines one step of a training, without changing the training: questions and schedule."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
 import logging
-import os
-import pickle
 import random
-import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing.connection import Connection, Pipe
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
-from lightning_audit.canaries.inputs import rows
+from lightning_audit.canaries.inputs import rows, taken
 from lightning_audit.checks.replay import (
     COUPLING,
     REPLAY_CLIPPING,
@@ -38,7 +26,7 @@ from lightning_audit.checks.replay import (
 from lightning_audit.checks.replay_findings import NONE_LEFT, NOT_SHOWN, SEEDED
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
-from lightning_audit.hooks.boundary import FailedElsewhere, current, raised_in_audit, undoing, where
+from lightning_audit.hooks.boundary import raised_in_audit, undoing
 from lightning_audit.replay.before_step import BatchSource, examine_before_step
 from lightning_audit.replay.clipping import (
     TRIALS,
@@ -46,6 +34,8 @@ from lightning_audit.replay.clipping import (
     examine_clipping,
     sensitivity_kind,
 )
+from lightning_audit.replay.device import NO_ROOM, no_room
+from lightning_audit.replay.fork import CannotSeparate, ForkFailed, in_a_fork, may_fork
 from lightning_audit.replay.noise import examine_noise
 from lightning_audit.replay.records import (
     examine_factors,
@@ -65,156 +55,16 @@ from lightning_audit.replay.step_replay import (
 )
 from lightning_audit.replay.training_state import (
     CannotKeep,
-    CannotSeparate,
     GlobalGenerators,
     TrainingState,
-    keep_to_itself,
     room_for,
     training_thread,
 )
-
-# --- Run a function in a forked process, so that it cannot change this one.
-
-Result = TypeVar("Result")
-Beat = Callable[[], None]
-_PDEATHSIG = 1
-_READY, _BEAT, _DONE, _SHARES, _FAILED = "ready", "beat", "done", "shares", "failed"
-
-
-class ForkFailed(Exception):
-    """The forked process returned no result; the message says why."""
-
-
-def may_fork(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether a fork of this process can train.
-
-    It cannot on devices other than CPUs, or if the autograd engine may have started threads for
-    such devices. `other_threads` checks the process's other threads.
-
-    Args:
-        tensors: the trained tensors.
-    """
-    return (
-        sys.platform == "linux"
-        and hasattr(os, "memfd_create")
-        and not torch.accelerator.is_available()
-        and all(tensor.device.type == "cpu" for tensor in tensors)
-    )
-
-
-def in_a_fork(work: Callable[[Beat], Result], patience: float) -> Result:
-    """Return the result of ``work`` in a fork of this process.
-
-    Args:
-        work: gets a function that it must call regularly, and returns a picklable result.
-        patience: largest number of seconds between two such calls.
-
-    Raises:
-        CannotSeparate: the fork would share too much with this process; nothing was run.
-        FailedElsewhere: ``work`` raised.
-        ForkFailed: the fork ended or was killed.
-    """
-    receiver, sender = Pipe(duplex=False)
-    with warnings.catch_warnings():
-        # The warning is about other threads, of OpenMP and of helpers; the fork uses neither.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            child = os.fork()
-        except OSError as error:
-            raise CannotSeparate(f"the process cannot be forked: {error}") from error
-    if child == 0:
-        try:
-            _run(work, sender)
-        finally:  # an interrupt before the `try` of `_run`: two processes would train
-            os._exit(0)
-    sender.close()
-    last, ended = "", False
-    try:
-        while receiver.poll(patience):
-            last, value = pickle.loads(receiver.recv_bytes())
-            if last == _DONE:
-                result: Result = value
-                return result
-            if last == _SHARES:
-                raise CannotSeparate(value)
-            if last == _FAILED:
-                raise FailedElsewhere(*value)
-        raise ForkFailed(f"no replay ended within {patience:.0f} s")
-    except EOFError:
-        ended = True
-    finally:
-        receiver.close()
-        code = _end(child, kill=not ended)
-    if not last:
-        raise CannotSeparate(f"the fork ended before it began, with exit code {code}")
-    raise ForkFailed(
-        f"the process that replayed the step was ended by signal {-code}"
-        + " (out of memory?)" * (code == -signal.SIGKILL)
-        if code < 0
-        else f"the process that replayed the step ended with exit code {code}"
-    )
-
-
-def _end(child: int, *, kill: bool) -> int:
-    """Wait for the fork, and return its exit code, negative for a signal."""
-    if kill:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    except ChildProcessError:  # the user's program reaps all children
-        return 0
-
-
-def _run(work: Callable[[Beat], Any], sender: Connection) -> None:
-    """Run ``work`` in the fork, and exit without returning."""
-
-    def send(what: str, value: Any = None) -> None:
-        # Not `Connection.send`, which puts tensors into shared memory.
-        sender.send_bytes(pickle.dumps((what, value)))
-
-    try:
-        try:
-            _settle(sender.fileno())
-        except Exception as error:
-            send(_SHARES, str(error))
-            return
-        send(_READY)
-        result, boundary = work(lambda: send(_BEAT)), current()
-        if boundary is not None and boundary.failure:
-            send(_FAILED, (boundary.failure, boundary.line))
-        else:
-            send(_DONE, result)
-    except BaseException as error:
-        send(_FAILED, where(error))
-    finally:
-        os._exit(0)  # skips the training's exit handlers
-
-
-def _settle(pipe: int) -> None:
-    """Prepare the forked process to train alone."""
-    gc.freeze()  # the training's garbage is not finalized in the fork
-    sys.settrace(None)
-    sys.setprofile(None)
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted training ends the fork
-    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # out of memory, the kernel kills the fork and not the training
-    # A fork has no OpenMP threads: with more than one it would wait for them forever.
-    torch.set_num_threads(1)
-    torch.set_num_threads = lambda _: None  # type: ignore[assignment]
-    keep_to_itself(pipe)
-
 
 # --- The questions of an examination, tested one after the other on a step, and their costs.
 
 #: Smallest number of records in a batch that is examined.
 LEAST_RECORDS = 3
-#: Largest number of entries of a gradient: several copies in double precision are held.
-MOST_ENTRIES = 50_000_000
 
 #: Reasons why a step is not examined.
 TOO_SMALL = "the batch is too small"
@@ -224,8 +74,11 @@ NOT_REPEATED = (
     "the step, repeated from the same state, gives other bits: it keeps state that a replay cannot "
     "restore, draws random numbers that cannot be seeded, or is not deterministic"
 )
+_UNSTEADY = "the step is not deterministic: {lacking}"
 _RANDOM_NORM = "the clipping norm of a step depends on random numbers"
 _OTHER_SEED = 9_115_027
+#: Operations that a reason names.
+_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -242,6 +95,7 @@ class Asked:
         earlier_trials: number of crafted gradients in earlier examinations.
         source: of the batches.
         forked: whether this process is a fork.
+        whole: the batches as the step took them, if ``batches`` is a part of them; else empty.
     """
 
     replay: StepReplay
@@ -253,6 +107,12 @@ class Asked:
     earlier_trials: int = 0
     source: BatchSource = field(default_factory=BatchSource)
     forked: bool = False
+    whole: Sequence[Any] = ()
+
+    @property
+    def may_shrink(self) -> bool:
+        """Whether some of the batch's records are a batch too."""
+        return len(self.batches) == 1 and not self.replay.skips and not self.replay.fixed_size
 
     @property
     def tolerated(self) -> float:
@@ -262,12 +122,16 @@ class Asked:
 
 def _sensitivity(asked: Asked) -> Answer:
     return examine_sensitivity(
-        asked.replay, asked.batches, asked.tolerated, asked.seed, replaced=asked.replaced
+        *(asked.replay, asked.batches, asked.tolerated, asked.seed),
+        replaced=asked.replaced,
+        whole=asked.whole,
     )
 
 
 def _factors(asked: Asked) -> Answer:
-    return examine_factors(asked.replay, asked.batches, asked.tolerated, asked.seed)
+    return examine_factors(
+        *(asked.replay, asked.batches, asked.tolerated, asked.seed), whole=asked.whole
+    )
 
 
 def _release(asked: Asked) -> Answer:
@@ -278,7 +142,9 @@ def _coupling(asked: Asked) -> Answer:
     if reason := _not_alone(asked):
         return Answer(reason=reason)
     low = tolerance_of(low_precision=asked.low_precision)
-    answer = examine_independence(asked.replay, max(asked.batches, key=rows), low, asked.seed)
+    most = max(asked.whole or asked.batches, key=rows)
+    many = taken(most, range(_LARGER)) if asked.whole and rows(most) > _LARGER else most
+    answer = examine_independence(asked.replay, many, low, asked.seed)
     if answer.findings:
         return answer
     allowed = low, 1.0 + asked.tolerated
@@ -301,6 +167,7 @@ def _clipping(asked: Asked) -> Answer:
         asked.trials,
         begin=asked.earlier_trials,
         replaced=asked.replaced,
+        most=max(map(rows, asked.whole), default=0),
     )
 
 
@@ -364,16 +231,19 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
     """
     answers: dict[str, Answer] = {}
     replay = asked.replay
-    reason = _obstacle(asked)
+    asked, reason = _prepared(asked, whole=len(names) > 1)
     for name, question in QUESTIONS.items():
         if name not in names:
             continue
         reason = reason or replay.lost
         late = "" if replay.has_left(_LEAST.get(name, 1)) else NONE_LEFT
-        try:
-            answers[name] = Answer(reason=reason or late) if reason or late else question(asked)
-        except Stopped as stopped:
-            answers[name] = Answer(reason=str(stopped))
+        answer = Answer(reason=reason or late)
+        while not (reason or late):
+            answer = _unless_full(question, asked)
+            if answer.reason != NO_ROOM or (fewer := _fewer(asked)) is None:
+                break
+            asked = fewer
+        answers[name] = answer
     factors = answers.pop(FACTORS, None)
     if factors is not None:
         single = answers.get(REPLAY_SENSITIVITY.name, Answer(reason=factors.reason))
@@ -409,12 +279,80 @@ def _name_clipping(asked: Asked, answers: dict[str, Answer]) -> None:
     answers[REPLAY_SENSITIVITY.name] = replace(found, kind=kind)
 
 
-def _obstacle(asked: Asked) -> str:
-    """Return why no question can be tested, or empty."""
+def _unless_full(question: Callable[[Asked], Answer], asked: Asked) -> Answer:
+    """Return the answer to a question; full memory is one."""
     try:
-        return _unfit(asked) or _unsteady(asked) or _random_norm(asked)
+        return question(asked)
     except Stopped as stopped:
-        return str(stopped)
+        return Answer(reason=str(stopped))
+    except Exception as error:  # the question's own tensors, such as crafted gradients
+        if not (full := no_room(error)):
+            raise
+        return Answer(reason=full)
+
+
+# --- The records on which a step is replayed.
+
+#: Records of a replayed part, of the larger part in which records may depend on each other, and of
+#: a batch from which a part is taken.
+_PART, _LARGER, _FROM = 16, 64, 24
+
+
+def _prepared(asked: Asked, *, whole: bool) -> tuple[Asked, str]:
+    """Return what to replay, and why no question can be tested, or empty.
+
+    Args:
+        asked: the step as it was taken.
+        whole: whether to replay the whole batch as well as a part.
+    """
+    while True:
+        reason = _unless_full(_obstacle, asked).reason
+        if reason != NO_ROOM or (fewer := _fewer(asked)) is None:
+            break
+        asked = fewer
+    return (asked if reason else _on_a_part(asked)), reason
+
+
+def _on_a_part(asked: Asked) -> Asked:
+    """Return a step on few of a batch's records, unless it treats them in another way.
+
+    Poisson sampling may draw any part of a batch, and DP-SGD bounds a record in each. The first and
+    the last record are kept, and those of the largest and smallest gradient.
+    """
+    if not asked.may_shrink or rows(asked.batches[0]) < _FROM:
+        return asked
+    small, replay = replace(asked, batches=_part(asked, _PART), whole=asked.batches), asked.replay
+    one, other = (replay.usual(each.batches, asked.seed) for each in (asked, small))
+    alike = (
+        not other.error
+        and len(one.releases) == len(other.releases)
+        and [place for place, _ in one.marks] == [place for place, _ in other.marks]
+        and (one.stated, one.noise) == (other.stated, other.noise)
+    )
+    return small if alike else asked
+
+
+def _fewer(asked: Asked) -> Asked | None:
+    """Return a step on half of the records; None if there is none."""
+    count = rows(asked.batches[0]) // 2 if asked.may_shrink else 0
+    if count < LEAST_RECORDS:
+        return None
+    return replace(asked, batches=_part(asked, count), whole=())
+
+
+def _part(asked: Asked, count: int) -> list[Any]:
+    """Return a batch of some records of a batch, those of the largest and smallest gradient too."""
+    batch = asked.batches[0]
+    size, norms = rows(batch), asked.replay.usual(asked.batches, asked.seed).norms
+    chosen = [0, size - 1]
+    if len(known := torch.cat(norms or [torch.zeros(0)])) == size:
+        chosen += [int(known.argmax()), int(known.argmin())]
+    others = random.Random(asked.seed).sample(range(size), count)
+    return [taken(batch, sorted(list(dict.fromkeys([*chosen, *others]))[:count]))]
+
+
+def _obstacle(asked: Asked) -> Answer:
+    return Answer(reason=_unfit(asked) or _unsteady(asked) or _random_norm(asked))
 
 
 def _unfit(asked: Asked) -> str:
@@ -423,8 +361,6 @@ def _unfit(asked: Asked) -> str:
         most = max(map(rows, asked.batches), default=0)
     except ValueError as error:
         return str(error)
-    if sum(asked.replay.sizes) > MOST_ENTRIES:
-        return "the gradient has too many entries"
     if most < LEAST_RECORDS:
         return TOO_SMALL
     base = asked.replay.usual(asked.batches, asked.seed)
@@ -436,7 +372,7 @@ def _unfit(asked: Asked) -> str:
         return f"the batch makes {len(base.releases)} steps"
     if not base.sure:
         return NOT_SHOWN
-    if not all(bool(torch.isfinite(release).all()) for release in base.releases):
+    if not base.is_finite:
         return "the step's release is not finite"
     return ""
 
@@ -447,7 +383,8 @@ def _unsteady(asked: Asked) -> str:
     again = asked.replay.run(asked.batches, asked.seed, look=True)
     same = equal_releases(base, again) and same_numbers(base, again) and equal_after(base, again)
     base.after = {}
-    return "" if same else NOT_REPEATED
+    lacking = "; ".join(asked.replay.steady.lacking[:_NAMED])
+    return "" if same else _UNSTEADY.format(lacking=lacking) if lacking else NOT_REPEATED
 
 
 def _random_norm(asked: Asked) -> str:
@@ -474,6 +411,11 @@ _THREAD = "thread {thread!r} of this process may train or draw random numbers at
 _MOVED = (
     "a step was replayed and gave other bits: state that a replay cannot restore may have changed, "
     "and the training with it"
+)
+_NO_FORK = (
+    "steps are replayed in the training's own process, since an accelerator is visible; for a "
+    "training on the CPU, set the environment variable CUDA_VISIBLE_DEVICES to nothing: its steps "
+    "are then replayed in a fork, which cannot change the training"
 )
 
 
@@ -565,7 +507,7 @@ def state_before(user: UserStep) -> TrainingState | None:
     try:
         return state_of(user, _BEFORE_STEP)
     except Exception as error:
-        if raised_in_audit(error) and not isinstance(error, CannotKeep):
+        if raised_in_audit(error) and not isinstance(error, CannotKeep) and not no_room(error):
             raise
         return None
 
@@ -584,6 +526,7 @@ class Examined:
         ends: whether no other step may be replayed.
         logged: names of the values that ``training_step`` logs.
         notes: for the report.
+        lacks: what a PASS lacks if no question is answered in the whole training, or empty.
         one_number: see `StepReplay.one_number`.
     """
 
@@ -596,6 +539,7 @@ class Examined:
     ends: bool = False
     logged: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    lacks: str = ""
     one_number: bool = False
 
     @property
@@ -685,6 +629,7 @@ def examine_step(
                 steps=found.steps + later.steps,
                 step_times=found.step_times + later.step_times,
                 ends=later.ends,
+                lacks=later.lacks,
             )
     finally:
         _ONE_AT_A_TIME.release()
@@ -709,6 +654,8 @@ def _here(order: _Order) -> Examined:
     found = _in_the_fork(order)
     if any(answer.reason == NOT_REPEATED for answer in found.answers.values()):
         found = replace(found, notes=(*found.notes, _MOVED), ends=True)
+    if torch.accelerator.is_available() and all(p.is_cpu for p in order.step.params):
+        found = replace(found, notes=(*found.notes, _NO_FORK))
     for note in found.notes:
         _log.warning(note)
     return found
@@ -722,9 +669,9 @@ def _in_the_fork(order: _Order, beat: Callable[[], None] = lambda: None) -> Exam
     except CannotKeep as error:
         return _none(names, str(error))
     except Exception as error:  # raised by a user's object
-        if raised_in_audit(error):
+        if raised_in_audit(error) and not no_room(error):
             raise
-        return _none(names, type(error).__name__)
+        return _none(names, no_room(error) or type(error).__name__)
     with undoing(after.put_back if after is not None else lambda: None):
         return _answered(order, after, work, beat)
 
@@ -753,6 +700,7 @@ def _answered(
         forked=order.forked,
     )
     answers = ask(asked, names)
+    lacks = _UNSTEADY.format(lacking="; ".join(replay.steady.lacking[:_NAMED]))
     notes = [f"the training is not as it was before the examination: {lost}" for lost in state.lost]
     notes += [f"{ANOTHER_DREW}: they were not restored"] * bool(replay.stopped)
     return Examined(
@@ -764,6 +712,7 @@ def _answered(
         ends=bool(replay.stopped),
         logged=tuple(user.logged),
         notes=tuple(notes),
+        lacks=lacks if any(a.reason == lacks for a in answers.values()) else "",
         one_number=replay.one_number,
     )
 

@@ -38,14 +38,16 @@ from lightning_audit.hooks.gradient_tap import clipped_sums
 from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.layout import FloatArray, Layout
 from lightning_audit.replay.records import MORE, hands_all_over
-from lightning_audit.replay.step_replay import (
-    Replay,
-    RowsReplay,
-    StepReplay,
+from lightning_audit.replay.releases import (
     hidden_by_noise,
     independent,
     on_a_lattice,
     rounding,
+)
+from lightning_audit.replay.step_replay import (
+    Replay,
+    RowsReplay,
+    StepReplay,
     same_numbers,
     why_no_rows,
 )
@@ -352,7 +354,7 @@ class _Examination:
         if added is None or lattice:
             return None
         norm = float(added.norm())
-        rounded = 2.0 * rounding([draw], self._replay.dtypes)
+        rounded = 2.0 * rounding([float(draw.norm())], self._replay.dtypes)
         along = float(added @ self._direction)
         across = float((added - along * self._direction).norm())
         if not norm > 4.0 * rounded or across > _EQUAL * norm + rounded:

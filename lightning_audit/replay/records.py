@@ -32,18 +32,16 @@ from torch.utils import _pytree
 from lightning_audit.canaries.inputs import copies, leaves, rows, taken
 from lightning_audit.checks.replay import Answer
 from lightning_audit.checks.replay_findings import NO_RECORD, NOT_SHOWN, Finding
+from lightning_audit.replay.releases import hidden_by_noise, on_a_lattice, rounding, too_coarse
 from lightning_audit.replay.step_replay import (
     Replay,
+    RowsReplay,
     StepReplay,
     Stopped,
     distance,
     folded,
-    hidden_by_noise,
-    on_a_lattice,
-    rounding,
     same_numbers,
     shift_by_more_draws,
-    too_coarse,
     why_no_rows,
 )
 from lightning_audit.stats.clipped_sums import Relation, parts_of_sum
@@ -186,11 +184,11 @@ def judge(
     far = distance(one, other)
     if far <= allowed or not math.isfinite(far):
         return Judged(far)
-    if on_a_lattice(torch.cat(one.releases)):
+    if on_a_lattice(one.release):
         return Judged(shift_by_more_draws(draw, seed))
     cosine, common = _alike(one, other, draw, seed)
     moves = cosine >= least_cosine and (by_row or common > allowed)
-    return Judged(far, shifted=not moves or is_noise(cosine, len(torch.cat(one.releases))))
+    return Judged(far, shifted=not moves or is_noise(cosine, len(one.release)))
 
 
 def is_processed(draw: Draw, replay: StepReplay, seed: int, moved: int) -> bool:
@@ -444,6 +442,7 @@ def examine_sensitivity(
     seed: int,
     *,
     replaced: bool = False,
+    whole: Sequence[Any] = (),
 ) -> Answer:
     """Replay a step on neighbors of its batches.
 
@@ -453,13 +452,17 @@ def examine_sensitivity(
         tolerated: rounding, in units of the clipping norm.
         seed: of the replays, and of the choice of records.
         replaced: whether neighbors differ by a replaced record, not by an added or removed one.
+        whole: the step's own batches, if ``batches`` is a part of them: one record is left out of
+            them too.
     """
     base = replay.usual(batches, seed)
-    if reason := too_coarse(rounding(base.releases, replay.dtypes), tolerated):
+    if reason := too_coarse(rounding((r.norm() for r in base.releases), replay.dtypes), tolerated):
         return Answer(reason=reason)
     examination = _Examination(replay, batches, tolerated, seed, replaced=replaced)
     with contextlib.suppress(Stopped):  # findings until then are kept
         examination.ask()
+        if whole:
+            examination.ask_largest(whole)
     return examination.answer()
 
 
@@ -504,6 +507,15 @@ class _Examination:
             made = made_up_records(self._replay, self._batches, self._seed)
             for name, longer in made:
                 self._put_in(name, longer)
+
+    def ask_largest(self, batches: Sequence[Any]) -> None:
+        """Replay the step on other batches without the record of the largest gradient."""
+        self._batches, self._base = list(batches), self._replay.usual(batches, self._seed)
+        self._tried, self._given = False, None
+        norms = torch.cat(self._base.norms or [torch.zeros(1)])
+        row = int(norms.argmax())
+        if len(norms) in (1, rows(batches[0])):
+            self._leave_out(0, row, "the largest record of the whole batch")
 
     def answer(self) -> Answer:
         """Return the result."""
@@ -631,12 +643,16 @@ _WIDE, _NARROW = 8, 256
 _FEW_ROWS = 8
 #: Part of a gradient beyond the clipping norm that is looked at.
 _REST = 1e-3
-#: Steps of gradient ascent on the inputs.
-_ASCENTS = 2
+#: Largest number of synthetic records, and steps of gradient ascent on their inputs.
+_MADE_UP, _ASCENTS = 64, 2
 
 
 def examine_factors(
-    replay: StepReplay, batches: Sequence[Any], tolerated: float, seed: int
+    replay: StepReplay,
+    batches: Sequence[Any],
+    tolerated: float,
+    seed: int,
+    whole: Sequence[Any] = (),
 ) -> Answer:
     """Replay a step on its batch, on synthetic records, and on records of large loss.
 
@@ -649,6 +665,7 @@ def examine_factors(
         batches: the physical batches of one logical step.
         tolerated: rounding, in units of the clipping norm.
         seed: of the replays, and of the choice of records.
+        whole: the step's own batches, if ``batches`` is a part of them; their records are tested.
     """
     count, size = rows(batches[0]), sum(replay.sizes)
     base = replay.usual(batches, seed)
@@ -657,12 +674,17 @@ def examine_factors(
         return Answer(reason=reason or "the gradients of several batches are accumulated")
     if size < count + _FEW_ROWS:
         return Answer(reason="a gradient has fewer entries than the batch has records")
-    zeros = replay.run(batches, seed, rows=torch.zeros(1, size).expand(count, -1))
-    made, asked = batches[0], 0
+    none = torch.zeros(1, size)
+    given = RowsReplay(replay, batches[0], none.expand(count, -1), seed)
+    own = (whole or batches)[0]
+    made, asked = own, 0
     for number in range(2 + _ASCENTS):
         what = "of the batch" if not number else "within the range of the data"
         inputs = _with_grad(made) if replay.forked else made
-        seen = replay.run([inputs], seed, keep=max(_WIDE * count, _NARROW))
+        zeros = given.run(none.expand(rows(made), -1), seed)
+        if zeros.error:  # an own clipping needs the forward pass of as many records
+            zeros = replay.run([made], seed, rows=none.expand(rows(made), -1))
+        seen = replay.run([inputs], seed, keep=max(_WIDE * rows(made), _NARROW))
         if seen.finite is None or zeros.finite is None or not same_numbers(seen, zeros):
             break
         relation, parts = _parts(replay, seen, seen.release - zeros.release)
@@ -674,7 +696,8 @@ def examine_factors(
                 return Answer(asked, (Finding(name, found.far, 1.0),))
         if number and all(leaf.grad is None for leaf in leaves(inputs)):
             break
-        made = _raised(inputs) if number else within_range(made, seed)
+        some = range(min(rows(own), _MADE_UP))
+        made = _raised(inputs) if number else taken(within_range(own, seed), some)
     return Answer(asked, reason="" if asked else "the clipped sum is not linear in the gradients")
 
 

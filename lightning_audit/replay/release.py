@@ -19,7 +19,14 @@ from lightning_audit.canaries.inputs import leaves, rows, taken
 from lightning_audit.checks.replay import Answer
 from lightning_audit.checks.replay_findings import NOISED_BESIDE, OWN_MEMORY, Finding
 from lightning_audit.replay.records import SHIFTED, within_range
-from lightning_audit.replay.step_replay import Replay, StepReplay, hidden_by_noise, same_numbers
+from lightning_audit.replay.releases import hidden_by_noise
+from lightning_audit.replay.step_replay import (
+    Replay,
+    StepReplay,
+    distance_of,
+    same_numbers,
+    together,
+)
 
 #: Largest distance between the releases of two second steps, in clipping norms and relative to
 #: their size: their weights and batches are equal, so that they differ by rounding at most.
@@ -133,11 +140,12 @@ def _divided(one: Replay, other: Replay, numbers: Iterable[tuple[int, ...]]) -> 
         other: the same with one record less, and the same release.
         numbers: candidate pairs of the numbers of records in ``one`` and in ``other``.
     """
-    square = float(one.used.square().sum())
-    if square == 0.0 or len(one.used) != len(other.used):
+    if one.used is None or other.used is None or not one.used.norm() > 0.0:
         return False
-    ratio = float(one.used @ other.used) / square
-    alike = float((other.used - ratio * one.used).norm()) <= _OF_SIZE * math.sqrt(square)
+    used, changed = one.used.double(), other.used.double()
+    square = float(used.square().sum())
+    ratio = float(used @ changed) / square
+    alike = float((changed - ratio * used).norm()) <= _OF_SIZE * math.sqrt(square)
     quotients = [mine / theirs for mine, theirs in numbers if 0 < theirs != mine]
     return alike and any(abs(ratio - q) <= _OF_RATIO * abs(q - 1.0) for q in quotients)
 
@@ -269,8 +277,9 @@ def _hides(
 def _values(replay: Replay, kind: str) -> torch.Tensor:
     """Concatenate the values of a kind after a replay."""
     if kind == _NEXT:
-        return torch.cat(replay.later)
-    return torch.cat([value for name, value in replay.after.items() if _kind(name) == kind])
+        return together(replay.later)
+    values = [value for name, value in replay.after.items() if _kind(name) == kind]
+    return torch.cat([value.cpu().double() for value in values])
 
 
 def differing(one: Replay, other: Replay, base: Replay) -> dict[str, float]:
@@ -287,18 +296,21 @@ def differing(one: Replay, other: Replay, base: Replay) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for name in one.after.keys() & other.after.keys():
-        mine, theirs = (torch.nan_to_num(each.after[name]) for each in (one, other))
+        mine, theirs = (each.after[name] for each in (one, other))
         if mine.shape != theirs.shape:
             found[_kind(name)] = math.inf
         elif not torch.equal(mine, theirs):  # repeated replays have the same bits
+            mine, theirs = (torch.nan_to_num(each.cpu().double()) for each in (mine, theirs))
             far = float((mine - theirs).norm()) / max(float(mine.norm()), 1e-300)
+            if far == 0.0:  # equal but for NaN
+                continue
             found[_kind(name)] = max(found.get(_kind(name), 0.0), far)
     missing = one.after.keys() ^ other.after.keys()
     found |= {_kind(name): float("inf") for name in missing}
     # Only if nothing else differs: otherwise the second step differs as a consequence.
     if not found and len(one.later) == len(other.later) and one.later:
-        far = float((torch.cat(one.later) - torch.cat(other.later)).norm())
-        size = float(torch.cat(one.later).norm())
+        far = distance_of(one.later, other.later)
+        size = math.hypot(*(release.norm() for release in one.later))
         if far > _ROUNDING + _OF_SIZE * size:
             found[_NEXT] = far
     return found

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from scipy import special
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree
 
@@ -34,7 +33,10 @@ from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import Handles, entry, raised_in_audit
 from lightning_audit.hooks.step_hooks import MethodHook, is_torchs, with_closure
-from lightning_audit.replay.training_state import ReachesOut, TrainingState, left_behind, same_bits
+from lightning_audit.replay.device import SteadyKernels, no_room
+from lightning_audit.replay.fork import ReachesOut
+from lightning_audit.replay.releases import Release
+from lightning_audit.replay.training_state import TrainingState, left_behind, same_bits
 
 # --- The result of one replay of a step.
 
@@ -53,8 +55,7 @@ class Replay:
     """Result of one replay of a step.
 
     Args:
-        releases: noisy gradient of each of the optimizer's steps, in units of the clipping norm,
-            ``[d]``.
+        releases: noisy gradient of each of the optimizer's steps.
         rows: number of per-sample gradients that were clipped; 0 if none are formed.
         parts: number of calls of the clipping.
         norms: norms of the per-sample gradients in units of the clipping norm, ``[rows]``; empty
@@ -66,7 +67,7 @@ class Replay:
         stated: the optimizer's clipping norm when noise is added, over the claimed one.
         noise: the optimizer's noise multiplier at that time, of each step, including a second one.
         counts: what an optimizer with adaptive clipping releases in addition to its gradients.
-        used: the gradient that the update used, ``[d]``; only if the state after the step is read.
+        used: the gradient that the update used; None unless the state after the step is read.
         after: state after the step that later steps or a checkpoint use, by name.
         later: releases of a second step; empty if there was none.
         later_rows: its per-sample gradients, as ``gradients``; only on request.
@@ -76,7 +77,7 @@ class Replay:
         where: file and line of the exception.
     """
 
-    releases: list[torch.Tensor] = field(default_factory=list)
+    releases: list[Release] = field(default_factory=list)
     rows: int = 0
     parts: int = 0
     norms: list[torch.Tensor] = field(default_factory=list)
@@ -85,9 +86,9 @@ class Replay:
     stated: float = 1.0
     noise: list[float] = field(default_factory=list)
     counts: dict[str, Any] = field(default_factory=dict)
-    used: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+    used: Release | None = None
     after: dict[str, torch.Tensor] = field(default_factory=dict)
-    later: list[torch.Tensor] = field(default_factory=list)
+    later: list[Release] = field(default_factory=list)
     later_rows: list[torch.Tensor] = field(default_factory=list)
     sure: bool = True
     shown: bool = False
@@ -96,14 +97,18 @@ class Replay:
 
     @property
     def release(self) -> torch.Tensor:
-        """The releases of all steps in one tensor; empty if no step was taken."""
-        return torch.cat(self.releases) if self.releases else torch.zeros(0)
+        """The releases of all steps in units of the clipping norm, ``[d]``; empty without steps."""
+        return together(self.releases)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether there are releases, without an error, and all are finite."""
+        return bool(self.releases) and not self.error and all(r.finite() for r in self.releases)
 
     @property
     def finite(self) -> torch.Tensor | None:
-        """The releases; None if there are none, after an error, or if one is not finite."""
-        usable = self.releases and not self.error and bool(torch.isfinite(self.release).all())
-        return self.release if usable else None
+        """``release``; None if it is not finite, and after an error."""
+        return self.release if self.is_finite else None
 
     @property
     def drawn(self) -> int | None:
@@ -332,9 +337,11 @@ class HandWrittenReplay:
         clips: Callable[[], None],
         reads: Callable[..., None],
         *,
-        keep: int = 0,
+        keep: int,
+        fitting: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
         self._step, self._found, self._rows = step, found, rows
+        self._fitting = fitting
         self._claim, self._clips, self._reads = claim, clips, reads
         self._keep = keep
         #: Whether the release of the present step was shown.
@@ -344,6 +351,14 @@ class HandWrittenReplay:
         self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module
     ) -> Gradients:
         """Count the gradients, and return them or replacements."""
+        new = grads
+        with self._fitting():
+            new = self._replaced(grads, module, root)
+        return new
+
+    def _replaced(
+        self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module
+    ) -> Gradients:
         # The gradients of a second step are not replaced.
         later = bool(self._found.after)
         tensors = list(grads.values())
@@ -425,14 +440,18 @@ class StepReplay:
     ) -> None:
         self.starts_before, self.forked = starts_before, forked
         self._budget, self._beat, self._usual = budget, beat, dict[tuple[int, ...], Replay]()
-        # Unit release and its norm for each seed; releases that are other multiples of it, or none.
-        self._lines, self._multiples, self._others = dict[int, tuple[torch.Tensor, float]](), 0, 0
+        # First releases and norm for each seed; releases that are other multiples of it, or none.
+        self._lines, self._multiples, self._others = dict[int, tuple[list[Release], float]](), 0, 0
         # Whether the step formed per-sample gradients of all tensors.
         held = [getattr(p, "grad_sample", None) for p in step.params]
         self._forms_rows = all(isinstance(each, torch.Tensor | list) for each in held)
         #: Number of replayed steps, and the CPU seconds of the fastest one on the step's own
         #: records.
         self.steps, self.step_seconds = 0, float("inf")
+        #: Makes the step's bits repeatable; says what cannot be made so.
+        self.steady = SteadyKernels()
+        # Why the present replay does not fit into memory, or empty.
+        self._full = ""
         #: For each call of the optimizer's step, whether it is skipped; empty if none is.
         self.skips = list(skips) if any(skips) else []
         self._take_step, self._module = take_step, module
@@ -497,25 +516,37 @@ class StepReplay:
         found, self._later, self._keep = Replay(shown=self.clips_by_opacus), False, keep
         places = RandomPlaces(self.state, seed, found, others)
         try:
-            with self._watched(found, places, rows, released), self.state.entropy:
+            with (
+                self._watched(found, places, rows, released),
+                self.state.entropy,
+                self.state.counting(),
+                contextlib.nullcontext() if self.forked else self.steady(),
+            ):
                 places.begin()
                 self._take_first(batches, rows, alone=alone)
                 if then or look:
                     found.after = left_behind(self._module, self._step.optimizer, saves=self.forked)
-                    found.used = self._flat([p.grad for p in self._step.params])
+                    params = self._step.params
+                    found.used = Release.of([p.grad for p in params], params, 1.0)
                 if then:
                     self._later = True
                     places.begin_second()
                     self._announce(len(then))
                     self._take_step([copied(batch) for batch in then])
         except Exception as error:
-            if raised_in_audit(error) and not isinstance(error, ReachesOut):
+            self._full = self._full or no_room(error)
+            if not self._full and raised_in_audit(error) and not isinstance(error, ReachesOut):
                 raise
             found.fail(error)
         finally:
             self.state.shared.leave()
             self.state.put_back()
-        self._compare(found.finite, seed)
+        if self._full:  # no fault of the step
+            full, self._full = self._full, ""
+            self._usual.clear()
+            self._lines.clear()
+            raise Stopped(full)
+        self._compare(found, seed)
         self._beat()
         return found
 
@@ -524,14 +555,28 @@ class StepReplay:
         """Whether other records change a release of several entries by a factor alone."""
         return self._multiples >= _MULTIPLES and not self._others and sum(self.sizes) > _MULTIPLES
 
-    def _compare(self, release: torch.Tensor | None, seed: int) -> None:
-        size = 0.0 if release is None else float(release.double().norm())
-        if release is None or size == 0.0:
+    def _compare(self, found: Replay, seed: int) -> None:
+        sizes = [release.norm() for release in found.releases] if found.is_finite else []
+        if not any(sizes):
             return
-        unit = release.double() / size
-        first, before = self._lines.setdefault(seed, (unit, size))
-        self._others += abs(float(first @ unit)) < 1.0 - _LINE
+        first, before = self._lines.setdefault(seed, (found.releases, math.hypot(*sizes)))
+        size = math.hypot(*sizes)
+        if len(found.releases) != len(first):
+            return
+        pairs = zip(first, found.releases, strict=True)
+        along = sum(one.dot(other) for one, other in pairs)
+        self._others += abs(along) < (1.0 - _LINE) * size * before
         self._multiples += abs(size / before - 1.0) > _CHANGED
+
+    @contextlib.contextmanager
+    def _fitting(self) -> Iterator[None]:
+        """Context of the audit's code in a replay: if memory is full, the replay is void."""
+        try:
+            yield
+        except Exception as error:
+            self._full = no_room(error)
+            if not self._full:
+                raise
 
     def _take_first(
         self, batches: Sequence[Any], rows: torch.Tensor | None, *, alone: bool
@@ -594,8 +639,8 @@ class StepReplay:
     def _hand_over(self, rows: torch.Tensor) -> None:
         norm, params = self._claim.max_grad_norm, self._step.params
         rows = rows.repeat_interleave(self._claim.views, dim=0)
-        for p, own in zip(params, self._split(rows * norm), strict=True):
-            p.grad_sample = own.to(p.dtype).to(p.device)  # type: ignore[attr-defined]
+        for p, own in zip(params, self._split(rows), strict=True):  # one tensor at a time
+            p.grad_sample = (own * norm).to(p.device, p.dtype)  # type: ignore[attr-defined]
 
     def _announce(self, batches: int) -> None:
         """Queue for Opacus which of the coming physical batches skip the optimizer's step."""
@@ -621,19 +666,20 @@ class StepReplay:
             # A hand-written step may clip records one by one.
             places.passes("clipping", once=self._private is None)
 
+        @self._fitting()
         def reads(
             grads: Sequence[torch.Tensor | None], unit: float, *, again: bool = False
         ) -> None:
             seen = found.later if self._later else found.releases
             if again:
                 seen.pop()
-            seen.append(self._flat(grads) / unit)
+            seen.append(Release.of(grads, self._step.params, unit))
             places.passes("cut")
             if self._later:
                 return
             number = len(seen)
             if released is not None and number <= len(released.releases):
-                self._force(grads, released.releases[number - 1] * unit)
+                released.releases[number - 1].write(grads, self.sizes, unit)
                 for name, value in released.counts.items():
                     setattr(self._private, name, value)
 
@@ -642,7 +688,9 @@ class StepReplay:
                 hooks = self._opacus_hooks(found, places, rows, clips, reads)
             else:
                 source = HandWrittenReplay(
-                    self._step, found, rows, self._claim, clips, reads, keep=self._keep
+                    *(self._step, found, rows, self._claim, clips, reads),
+                    keep=self._keep,
+                    fitting=self._fitting,
                 )
                 stack.enter_context(diverted(self._module, source))
                 hooks = self._update_hooks(found, source, reads)
@@ -662,6 +710,7 @@ class StepReplay:
         params = self._step.params
         norm = self._claim.max_grad_norm
 
+        @self._fitting()
         def before_clipping() -> None:
             held = [getattr(p, "grad_sample", None) for p in params]
             last = [h[-1] if isinstance(h, list) and h else h for h in held]
@@ -729,36 +778,21 @@ class StepReplay:
 
     # ------------------------------------------------------------------ tensors
 
-    def _flat(self, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        parts = [
-            torch.zeros(size, dtype=torch.float64)
-            if grad is None
-            else grad.detach().reshape(-1).to("cpu", torch.float64)
-            for grad, size in zip(grads, self.sizes, strict=True)
-        ]
-        return torch.cat(parts)
-
     def _split(self, rows: torch.Tensor) -> list[torch.Tensor]:
         parts = torch.split(rows, self.sizes, dim=1)
         shapes = [p.shape for p in self._step.params]
         return [part.reshape(len(rows), *s) for part, s in zip(parts, shapes, strict=True)]
 
-    @torch.no_grad()
-    def _force(self, grads: Sequence[torch.Tensor | None], values: torch.Tensor) -> None:
-        for grad, own in zip(grads, torch.split(values, self.sizes), strict=True):
-            if grad is not None:
-                grad.copy_(own.view_as(grad))
-
 
 # --- The distance of two replays of a step, and when rounding or a lattice hides it.
 
-#: Smallest and largest number of entries in the test for a lattice. Among many more entries,
-#: numbers in single precision repeat by chance.
-_ENTRIES, _ENOUGH = 500, 200_000
-#: Probability that noise of the claimed size counts as too small to hide a record.
-_UNHIDDEN = 1e-4
 #: Smallest shift on a lattice that few draws show.
 _LATTICE_RESOLUTION = 1.15
+
+
+def together(releases: Sequence[Release]) -> torch.Tensor:
+    """Return releases in one tensor, in units of the clipping norm, ``[d]``."""
+    return torch.cat([release.double() for release in releases] or [torch.zeros(0)])
 
 
 def distance(one: Replay, other: Replay) -> float:
@@ -766,92 +800,30 @@ def distance(one: Replay, other: Replay) -> float:
 
     Infinite if their numbers of steps differ, or if a release is not finite.
     """
-    if len(one.releases) != len(other.releases):
+    return distance_of(one.releases, other.releases)
+
+
+def distance_of(one: Sequence[Release], other: Sequence[Release]) -> float:
+    """Return the norm of the difference of the releases of several steps; see `distance`."""
+    if len(one) != len(other):
         return math.inf
-    if not one.releases:
-        return 0.0
-    far = float((torch.cat(one.releases) - torch.cat(other.releases)).norm())
+    far = math.hypot(*(mine.distance(theirs) for mine, theirs in zip(one, other, strict=True)))
     return math.inf if math.isnan(far) else far
 
 
 def equal_releases(one: Replay, other: Replay) -> bool:
     """Return whether two replays have the same releases, bit for bit."""
     return len(one.releases) == len(other.releases) and all(
-        map(torch.equal, one.releases, other.releases)
+        mine.equal(theirs) for mine, theirs in zip(one.releases, other.releases, strict=True)
     )
 
 
 def equal_after(one: Replay, other: Replay) -> bool:
     """Return whether two replays have the same state after the step, bit for bit."""
     return one.after.keys() == other.after.keys() and all(
-        same_bits(mine.view(torch.int64), other.after[name].view(torch.int64))
+        same_bits(mine.view(torch.uint8), other.after[name].view(torch.uint8))
         for name, mine in one.after.items()
     )
-
-
-def rounding(releases: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> float:
-    """Return the norm of the rounding error in the difference of two steps.
-
-    Assumes independent errors, relative to each entry's size, in both steps.
-
-    Args:
-        releases: of one of the steps, ``[d]`` each, in units of the clipping norm.
-        dtypes: in which they were computed.
-    """
-    digits = max(torch.finfo(dtype).eps for dtype in dtypes)
-    return 0.5 * digits * math.hypot(*(float(release.norm()) for release in releases))
-
-
-def hidden_by_noise(
-    change: torch.Tensor, draws: Sequence[torch.Tensor], sigma: float, allowed: float
-) -> bool:
-    """Return whether noise may hide a record's change as well as the noise of a release would.
-
-    Only the ratio of change to noise counts, so the unit is arbitrary. The draws are projected on
-    the change: for Gaussian noise of n draws, its variance along the change is tested by chi-square
-    with n - 1 degrees of freedom, exactly, for any correlation of the entries.
-
-    Args:
-        change: change of the values by a record, ``[d]``.
-        draws: the same values under several random numbers, ``[d]`` each.
-        sigma: the claimed noise over the clipping norm.
-        allowed: change by one record that a release may show, in units of the clipping norm.
-    """
-    along = torch.stack(list(draws)) @ change / change.square().sum().clamp(min=1e-300)
-    freedom = len(draws) - 1
-    quotient = freedom * float(along.var()) * (allowed / sigma) ** 2
-    return quotient >= 2.0 * float(special.gammaincinv(freedom / 2.0, _UNHIDDEN))
-
-
-def too_coarse(rounding: float, tolerated: float) -> str:
-    """Return why rounding hides the sensitivity, or empty.
-
-    Args:
-        rounding: norm of the rounding of a difference, in units of the clipping norm.
-        tolerated: tolerated excess of a sensitivity over 1.
-    """
-    more = math.hypot(1.0, rounding) - 1.0
-    if more <= tolerated:
-        return ""
-    return f"rounding of the released sum alone adds {more:.2g} to a sensitivity of 1"
-
-
-def independent(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two draws have the same size and low correlation, as independent ones."""
-    norms = float(one.norm()), float(other.norm())
-    if not min(norms) > 0.0:
-        return False
-    alike = abs(float(one @ other)) < 0.5 * norms[0] * norms[1]
-    return alike and abs(norms[1] / norms[0] - 1.0) < 5.0 / math.sqrt(len(one))
-
-
-def on_a_lattice(release: torch.Tensor) -> bool:
-    """Return whether a release has few distinct values, as with integer noise."""
-    entries = release[:: max(1, len(release) // _ENOUGH)]
-    entries = entries[entries != 0.0]
-    if len(entries) < _ENTRIES:
-        return False
-    return len(torch.unique(entries.abs().float())) < len(entries) / 2
 
 
 def shift_by_more_draws(
@@ -874,7 +846,7 @@ def shift_by_more_draws(
     pairs = [draw(seed + number) for number in range(draws)]
     if any(one.error or other.error for one, other in pairs):
         return 1.0
-    gaps = [torch.cat(one.releases) - torch.cat(other.releases) for one, other in pairs]
+    gaps = [one.release - other.release for one, other in pairs]
     products = [float(a @ b) for k, a in enumerate(gaps) for b in gaps[:k]]
     shift = math.sqrt(max(0.0, sum(products) / len(products)))
     return shift if shift > _LATTICE_RESOLUTION else min(shift, 1.0)
@@ -913,7 +885,7 @@ class RowsReplay:
         names = [f"parameters of {slot.name}" for slot in self._replay.layout]
         if replay.error or not all(name in replay.after for name in names):
             return None
-        return torch.cat([replay.after[name] for name in names])
+        return torch.cat([replay.after[name].cpu().double() for name in names])
 
     def _run(
         self, gradients: torch.Tensor, seed: int, *, alone: bool, look: bool = False

@@ -7,11 +7,8 @@ generators among the global variables of their modules, and every random number 
 the global ones. Loaders, data sets, loggers and the Trainer are not followed: a replay does not
 touch them. An iterator cannot be restored: if the training holds one, no step is replayed.
 
-**Separate a forked process from its parent, so that it cannot change it.** A fork copies memory,
-but not open files, shared memory or anything outside the process. This module opens files again or
-copies them, copies shared memory, and refuses calls with other effects.
-
-**Make the system's entropy repeatable in a replay, for the replaying thread only.** ``secrets``,
+**Make the system's entropy repeatable in a replay, for the replaying thread and its backward
+passes.** ``secrets``,
 ``random.SystemRandom``, ``uuid`` and NumPy's generators without a seed all read ``os.urandom``, or
 the name under which ``random`` holds it.
 
@@ -24,22 +21,17 @@ other code may train.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import io
-import mmap
 import operator
 import os
 import random
-import re
-import stat
 import sys
 import threading
 import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -50,8 +42,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lightning_audit.dpsgd.opacus import chain, own_name
 from lightning_audit.hooks.boundary import attempt, raised_in_audit
+from lightning_audit.replay.device import (
+    CountedDraws,
+    in_autograds_thread,
+    is_autograds,
+    is_coarse,
+)
 
-# --- Make the system's entropy repeatable in a replay, for the replaying thread only.
+# --- Make the system's entropy repeatable in a replay, also in its backward passes.
 
 
 class OwnEntropy:
@@ -79,148 +77,10 @@ class OwnEntropy:
         os.urandom, random._urandom = self._theirs  # type: ignore[attr-defined]
 
     def _read(self, size: int, /) -> bytes:
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread and not in_autograds_thread():
             entropy: bytes = self._theirs[0](size)
             return entropy
         return self._bits.randbytes(size)
-
-
-# --- Separate a forked process from its parent, so that it cannot change it.
-
-#: Largest number of bytes of files and shared memory to copy.
-_MOST = 2**28
-_MAP_FIXED = 0x10
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-#: Python's audit events that change files, other processes or other machines.
-_REACHES_OUT = frozenset(
-    f"os.{name}"
-    for name in (
-        *("chmod", "chown", "exec", "fork", "forkpty", "kill", "killpg", "link", "mkdir"),
-        *("posix_spawn", "remove", "rename", "rmdir", "symlink", "system", "truncate", "utime"),
-    )
-) | {
-    *("socket.bind", "socket.connect", "socket.sendmsg", "socket.sendto"),
-    *("sqlite3.connect", "subprocess.Popen"),
-}
-
-
-class CannotSeparate(Exception):
-    """A shared resource of the process cannot be copied; the message names it."""
-
-
-class ReachesOut(Exception):
-    """A replayed step would change something outside of its process."""
-
-
-def keep_to_itself(kept: int) -> None:
-    """Separate this process from its parent.
-
-    Args:
-        kept: descriptor of a pipe to keep.
-
-    Raises:
-        CannotSeparate: a shared resource is too large or cannot be copied.
-    """
-    sys.dont_write_bytecode = True
-    left = _own_memory(_MOST)
-    _own_files(kept, left)
-    sys.addaudithook(_refuse)
-
-
-def _refuse(event: str, args: tuple[Any, ...]) -> None:
-    """Audit hook that refuses effects outside of the process."""
-    if event == "open":
-        path, _, flags = args
-        outside = not isinstance(path, int) and not str(path).startswith("/dev/")
-        if outside and isinstance(flags, int) and flags & _WRITES:
-            raise ReachesOut("the step opens a file for writing")
-    elif event in _REACHES_OUT and args[:1] != (":memory:",):
-        raise ReachesOut(f"the step calls {event}")
-
-
-def _own_memory(left: int) -> int:
-    """Copy the memory that is shared with other processes.
-
-    Args:
-        left: largest number of bytes to copy.
-
-    Returns:
-        The bytes of ``left`` that remain.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        found = re.match(r"(\w+)-(\w+) rw.s \w+ \S+ \d+\s*(.*)", line)
-        if found is None or _is_device(found[3]):
-            continue
-        start, end = int(found[1], 16), int(found[2], 16)
-        left = _take(left, end - start, f"shared memory ({found[3]})")
-        content = ctypes.string_at(start, end - start)
-        protection = mmap.PROT_READ | mmap.PROT_WRITE
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-        if libc.mmap(start, end - start, protection, flags, -1, 0) != start:
-            raise CannotSeparate(f"shared memory ({found[3]}) cannot be replaced")
-        ctypes.memmove(start, content, len(content))
-    return left
-
-
-def _is_device(path: str) -> bool:
-    return path.startswith("anon_inode") or (
-        path.startswith("/dev/") and not path.startswith(("/dev/shm/", "/dev/zero"))
-    )
-
-
-def _own_files(kept: int, left: int) -> None:
-    """Open files again, so that this process has its own positions and contents.
-
-    Pipes, sockets and terminals are redirected to ``os.devnull``.
-    """
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for number in map(int, os.listdir("/proc/self/fd")):
-        if number in (kept, nowhere):
-            continue
-        try:
-            kind = os.fstat(number).st_mode
-        except OSError:  # the descriptor of the listing itself
-            continue
-        if stat.S_ISREG(kind):
-            left = _own_file(number, left)
-        elif not stat.S_ISDIR(kind) and (not stat.S_ISCHR(kind) or os.isatty(number)):
-            os.dup2(nowhere, number)
-
-
-def _own_file(number: int, left: int) -> int:
-    """Replace a descriptor by a new one for its file; a file opened for writing is copied."""
-    import fcntl  # not on Windows, where nothing is forked
-
-    flags, place = fcntl.fcntl(number, fcntl.F_GETFL), os.lseek(number, 0, os.SEEK_CUR)
-    access = flags & os.O_ACCMODE
-    try:
-        if access == os.O_RDONLY:
-            own = os.open(f"/proc/self/fd/{number}", os.O_RDONLY)
-        else:
-            size = os.fstat(number).st_size
-            own = os.memfd_create("copy")
-            os.ftruncate(own, size)
-            if access == os.O_RDWR:
-                left = _take(left, size, "open files")
-                done = 0
-                while done < size and (part := os.sendfile(own, number, done, size - done)):
-                    done += part
-    except OSError as error:
-        raise CannotSeparate(f"an open file cannot be opened again: {error}") from error
-    os.lseek(own, place, os.SEEK_SET)
-    fcntl.fcntl(own, fcntl.F_SETFL, flags & os.O_APPEND)
-    os.dup2(own, number)
-    os.close(own)
-    return left
-
-
-def _take(left: int, size: int, what: str) -> int:
-    if size > left:
-        raise CannotSeparate(f"{what} takes more than {_MOST:,} bytes")
-    return left - size
 
 
 # --- The state after a step that later steps or a checkpoint use.
@@ -233,7 +93,7 @@ _SETTINGS = ("max_grad_norm", "noise_multiplier", "expected_batch_size", "max_gr
 def left_behind(
     module: torch.nn.Module, optimizer: Any, *, saves: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Return copies of the module's and optimizer's state, by name.
+    """Return copies of the module's and optimizer's state, by name, each flat and on its device.
 
     Args:
         module: the user's module.
@@ -286,7 +146,8 @@ def _numbers(name: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]
 
 
 def _copied(value: Any) -> torch.Tensor:
-    return torch.as_tensor(value).detach().to("cpu", torch.float64, copy=True).reshape(-1)
+    value = torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value
+    return torch.as_tensor(value).detach().clone().reshape(-1)
 
 
 # --- Restore single objects of a training: tensors, containers, attributes, generators.
@@ -548,6 +409,7 @@ class TrainingState:
         self._leaves: list[torch.Tensor] = []
         #: Generators that other threads may draw from, and the entropy of a replay.
         self.shared, self.entropy = GlobalGenerators(), OwnEntropy()
+        self._draws = CountedDraws(self.generators)
         self._back: list[PutBack] = []
         todo: deque[object] = deque(roots)
         while todo:
@@ -584,6 +446,7 @@ class TrainingState:
 
     def seed(self, number: int) -> None:
         """Seed every generator, including the training's own, with ``number``."""
+        self._draws.reset()
         self.shared.seed(number)
         self.entropy.seed(number + 15_485_863)
         for place, generator in enumerate(self.generators, start=1):
@@ -592,7 +455,12 @@ class TrainingState:
     def mark(self) -> int:
         """Return the state of all generators as one number; equal after equally many draws."""
         own = map(generator_mark, self.generators)
-        return hash((self.shared.mark(), self.entropy.mark(), *own))
+        return hash((self.shared.mark(), self.entropy.mark(), self._draws.mark, *own))
+
+    def counting(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context in which draws are counted, if a generator does not tell how many."""
+        devices = {tensor.device for tensor, _ in self._tensors}
+        return self._draws if any(map(is_coarse, devices)) else contextlib.nullcontext()
 
     # ------------------------------------------------------------------ one object
 
@@ -826,7 +694,8 @@ def training_thread() -> str:
     for thread in threading.enumerate():
         if thread is threading.current_thread() or thread.ident is None:
             continue
-        if not _is_helper(frames.get(thread.ident)):
+        frame = frames.get(thread.ident)
+        if not (is_autograds(thread, frame) or _is_helper(frame)):
             return thread.name
     return ""
 

@@ -27,9 +27,9 @@ from lightning_audit.replay.examiner import (
     Schedule,
     UserStep,
     examine_step,
-    may_fork,
     state_before,
 )
+from lightning_audit.replay.fork import may_fork
 from lightning_audit.replay.noise import SuccessiveSteps
 from lightning_audit.replay.step_replay import StepWatch, TakenStep
 from lightning_audit.replay.training_state import TrainingState
@@ -203,8 +203,8 @@ class Examinations:
             return
         self._log.off = ""
         reasons = {answer.reason for answer in answers.values()}
-        doubt = user.doubt(reasons.pop()) if len(reasons) == 1 and not self._answered else ""
-        self._log.lacks = doubt
+        alike = len(reasons) == 1 and not self._answered
+        self._log.lacks = (found.lacks or user.doubt(reasons.pop())) if alike else ""
         self.schedule.note(
             steps,
             names,

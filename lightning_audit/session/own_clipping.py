@@ -21,12 +21,8 @@ from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.hooks.boundary import FailedElsewhere
 from lightning_audit.hooks.gradient_tap import CanaryRows
 from lightning_audit.layout import Direction, FloatArray, by_tensor
-from lightning_audit.replay.examiner import ForkFailed, in_a_fork, may_fork
-from lightning_audit.replay.training_state import (
-    CannotSeparate,
-    GlobalGenerators,
-    generator_state,
-)
+from lightning_audit.replay.fork import CannotSeparate, ForkFailed, in_a_fork, may_fork
+from lightning_audit.replay.training_state import GlobalGenerators, generator_state
 
 #: Methods of `DPOptimizer` through whose code the rows pass.
 _METHODS = ("step", "pre_step", "clip_and_accumulate", "add_noise")

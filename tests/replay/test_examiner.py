@@ -1,12 +1,8 @@
-"""What runs in a fork gives its result, and changes nothing here."""
+"""Steps are examined in time, every question is asked, and nothing is raised."""
 
-import os
-import signal
-import sys
 import time
-import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +17,6 @@ from training_matrix import ROWS
 from training_support import trainer_for
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.hooks.boundary import FailedElsewhere
 from lightning_audit.replay import clipping, examiner, noise, records
 from lightning_audit.replay.examiner import (
     ANSWERED,
@@ -30,13 +25,9 @@ from lightning_audit.replay.examiner import (
     LEAST_RECORDS,
     NEVER,
     Examined,
-    ForkFailed,
     Schedule,
     examine_step,
-    in_a_fork,
-    may_fork,
 )
-from lightning_audit.replay.training_state import CannotSeparate
 from lightning_audit.run import examinations
 
 # --- Steps are examined at once, then rarer, and no longer than the training can spare.
@@ -168,153 +159,6 @@ def test_a_question_that_is_pressing_is_asked_of_the_next_step(wanted):
     schedule.hasten("b")
     assert schedule.due == 1
     assert schedule.next_questions(0.0) == (["b"] if wanted == "auto" else NAMES)
-
-
-Beat = Callable[[], None]
-#: Processes that were there before the test.
-others: set[str] = set()
-
-
-def children() -> set[str]:
-    return {
-        child
-        for task in Path("/proc/self/task").glob("*/children")
-        for child in task.read_text().split()
-    }
-
-
-@pytest.fixture
-def _others(monkeypatch):
-    """Processes that earlier tests left, such as the tracker of multiprocessing."""
-    monkeypatch.setattr(sys.modules[__name__], "others", children())
-
-
-def no_children() -> bool:
-    return children() <= others
-
-
-def test_a_result_comes_back_and_nothing_is_changed():
-    held = torch.zeros(1000)
-
-    def work(beat: Beat) -> torch.Tensor:
-        beat()
-        torch.manual_seed(1)
-        return held.add_(1.0)
-
-    before = torch.get_rng_state()
-    assert torch.equal(in_a_fork(work, 10.0), torch.ones(1000))
-    assert not held.any()
-    assert torch.equal(torch.get_rng_state(), before)
-    assert no_children()
-
-
-def test_a_large_result_comes_back():
-    assert len(in_a_fork(lambda beat: bytes(2**24), 10.0)) == 2**24
-
-
-def test_operations_that_several_threads_ran_before_run_in_the_fork():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(4)
-    try:
-        weights = torch.randn(500, 500, requires_grad=True)
-
-        def work(_: Beat = lambda: None) -> float:
-            torch.set_num_threads(4)  # the user's own wish is not granted
-            return float((weights @ weights).square().sum().backward() is None)
-
-        work()
-        assert in_a_fork(work, 20.0) == 1.0
-    finally:
-        torch.set_num_threads(threads)
-
-
-def test_a_fork_that_is_interrupted_before_it_begins_does_not_train_on(monkeypatch):
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("lightning_audit.replay.examiner._run", interrupted)
-    with pytest.raises(CannotSeparate, match="ended before it began"):
-        in_a_fork(lambda beat: 1, 10.0)
-    assert no_children()
-
-
-def _hangs(beat: Beat) -> None:
-    beat()
-    time.sleep(60.0)
-
-
-@pytest.mark.parametrize(
-    ("work", "why"),
-    [
-        (_hangs, "no replay ended within 1 s"),
-        (lambda beat: int("wrong"), "ValueError in"),
-        (lambda beat: sys.exit(3), "SystemExit in"),
-        (lambda beat: signal.raise_signal(signal.SIGSEGV), "ended by signal 11"),
-        (lambda beat: os.kill(os.getpid(), signal.SIGKILL), "ReachesOut in"),
-        (lambda beat: lambda: None, r"Error in replay\.examiner\.send"),  # cannot be sent
-    ],
-)
-def test_no_result_says_why_and_leaves_no_process(work, why):
-    begun = time.monotonic()
-    with pytest.raises((ForkFailed, FailedElsewhere), match=why):
-        in_a_fork(work, 1.0)
-    assert time.monotonic() - begun < 10.0
-    assert no_children()
-
-
-def test_an_interrupted_training_ends_the_fork():
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            in_a_fork(_hangs, 30.0)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert no_children()
-
-
-def test_where_the_exit_codes_are_taken_by_the_program_the_result_still_comes():
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        assert in_a_fork(lambda beat: 3, 10.0) == 3
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-
-
-def test_no_handler_and_no_buffer_of_the_training_runs_in_the_fork(tmp_path):
-    with (tmp_path / "log").open("w") as file:
-        file.write("once")
-        in_a_fork(lambda beat: None, 10.0)
-    assert (tmp_path / "log").read_text() == "once"
-
-
-def test_a_fork_among_threads_warns_of_nothing(monkeypatch):
-    fork = os.fork
-
-    def warns() -> int:
-        warnings.warn("fork among threads", DeprecationWarning, stacklevel=2)
-        return fork()
-
-    monkeypatch.setattr(os, "fork", warns)
-    assert in_a_fork(lambda beat: 1, 10.0) == 1
-
-
-def test_what_cannot_be_separated_runs_nothing(monkeypatch):
-    monkeypatch.setattr("lightning_audit.replay.training_state._MOST", 0)
-    shared = torch.zeros(10).share_memory_()
-    with pytest.raises(CannotSeparate, match="shared memory"):
-        in_a_fork(lambda beat: shared.add_(1.0), 10.0)
-    assert not shared.any()
-
-
-def test_only_tensors_on_the_cpu_are_trained_in_a_fork(monkeypatch):
-    assert may_fork([torch.zeros(1)])
-    assert not may_fork([torch.zeros(1, device="meta")])
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    assert not may_fork([torch.zeros(1)])
 
 
 # --- Every question is asked of a net of any size, within the replays of a first examination.

@@ -39,6 +39,7 @@ from lightning_audit.replay.records import (
     tolerance,
     within_range,
 )
+from lightning_audit.replay.releases import Release
 from lightning_audit.replay.step_replay import Replay, StepReplay
 from lightning_audit.replay.training_state import TrainingState
 
@@ -490,7 +491,7 @@ def drawn(
         noise = torch.randn(size, generator=torch.Generator().manual_seed(seed)).double()
         marks = [("start", 0)], [("start", mark)]
         releases = noise, change(noise, seed)
-        return [Replay([r], marks=m) for r, m in zip(releases, marks, strict=True)]
+        return [Replay([Release(r)], marks=m) for r, m in zip(releases, marks, strict=True)]
 
     return draw
 

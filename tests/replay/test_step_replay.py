@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_audit.checks.replay_findings import NOT_CALLED
 from lightning_audit.dpsgd.adapters import opacus_step
+from lightning_audit.replay.releases import Release, hidden_by_noise, on_a_lattice, too_coarse
 from lightning_audit.replay.step_replay import (
     RandomPlaces,
     Replay,
@@ -27,11 +28,8 @@ from lightning_audit.replay.step_replay import (
     distance,
     equal_releases,
     folded,
-    hidden_by_noise,
-    on_a_lattice,
     same_numbers,
     shift_by_more_draws,
-    too_coarse,
     why_no_rows,
 )
 from lightning_audit.replay.training_state import TrainingState
@@ -58,7 +56,7 @@ DRAWS: dict[str, Callable[[], Any]] = {
 
 def replayed(draw: Callable[[], Any], before: int, after: int, seed: int = 3) -> Any:
     """What is drawn at the cut, and the replay, where so many were drawn before."""
-    state, found = TrainingState([OWN]), Replay(releases=[torch.zeros(1)])
+    state, found = TrainingState([OWN]), Replay(releases=[Release(torch.zeros(1))])
     places = RandomPlaces(state, seed, found)
     with state.entropy:
         places.begin()
@@ -132,7 +130,9 @@ def test_other_numbers_before_the_cut_leave_those_behind_it():
 
 
 def test_a_step_that_is_not_taken_is_compared_up_to_where_it_went():
-    one = Replay(releases=[torch.zeros(1)], marks=[("start", 1), ("clipping", 2), ("cut", 3)])
+    one = Replay(
+        releases=[Release(torch.zeros(1))], marks=[("start", 1), ("clipping", 2), ("cut", 3)]
+    )
     assert same_numbers(one, Replay(marks=[("start", 1), ("clipping", 2)]))
     assert not same_numbers(one, Replay(marks=[("start", 1), ("clipping", 4)]))
 
@@ -199,7 +199,7 @@ def test_a_parameter_of_one_number_has_rows_as_others_have():
 
 
 def replay(*releases: torch.Tensor) -> Replay:
-    return Replay(releases=list(releases))
+    return Replay(releases=list(map(Release, releases)))
 
 
 def test_distance_is_that_of_all_steps_together():
@@ -301,9 +301,9 @@ def test_releases_differ_by_the_sum_of_the_rows_whatever_the_batch():
     given, size = rows_of(PlainStep())
     assert given.alone
     rows = torch.zeros(11, size, dtype=torch.float64)
-    without = torch.cat(given.run(rows, 7).releases)
+    without = given.run(rows, 7).release
     rows[2, 5], rows[10, 0] = 0.25, 40.0
-    difference = torch.cat(given.run(rows, 7).releases) - without
+    difference = given.run(rows, 7).release - without
     expected = torch.zeros(size, dtype=torch.float64)
     expected[5], expected[0] = 0.25, 1.0
     torch.testing.assert_close(difference, expected, atol=1e-5, rtol=0.0)

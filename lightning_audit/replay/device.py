@@ -1,0 +1,157 @@
+"""What a replay must know of the device on which a training runs.
+
+Kernels of an accelerator may add in any order, its generators tell their position only in blocks,
+its backward pass runs in threads of its own, and its memory may be full. None of this is a fault of
+a training, and none may end its audit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_log = logging.getLogger(__name__)
+
+# --- Kernels that give the same bits each time.
+
+#: torch's warning of an operation without such a kernel.
+_UNSTEADY = re.compile(r"(\S+) does not have a deterministic implementation")
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG=:4096:8"
+
+
+class SteadyKernels:
+    """Context in which torch chooses deterministic kernels; its choice is restored after.
+
+    An operation without a deterministic kernel runs as it is, and is noted. cuBLAS reads its
+    setting when a handle is made, so that matrix products in several streams may still differ.
+    """
+
+    def __init__(self) -> None:
+        #: What has no deterministic kernel, as text.
+        self.lacking: list[str] = []
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Enter the context."""
+        cudnn: Any = torch.backends.cudnn
+        mkldnn: Any = torch.backends.mkldnn
+        memory: Any = torch.utils.deterministic
+        strict = torch.are_deterministic_algorithms_enabled()
+        lenient = torch.is_deterministic_algorithms_warn_only_enabled()
+        flags = cudnn.benchmark, cudnn.deterministic, mkldnn.deterministic
+        filled = memory.fill_uninitialized_memory
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            try:
+                if not strict or lenient:  # a training that demands them keeps its errors
+                    torch.use_deterministic_algorithms(True, warn_only=True)
+                memory.fill_uninitialized_memory = False
+                cudnn.benchmark, cudnn.deterministic = False, True
+                yield
+            finally:
+                torch.use_deterministic_algorithms(strict, warn_only=lenient)
+                memory.fill_uninitialized_memory = filled
+                cudnn.benchmark, cudnn.deterministic, mkldnn.deterministic = flags
+                self._note(seen)
+
+    def _note(self, seen: Iterable[warnings.WarningMessage]) -> None:
+        for each in seen:
+            text, line = str(each.message), f"{Path(each.filename).name}:{each.lineno}"
+            if found := _UNSTEADY.search(text):
+                lacking = f"{found[1]} at {line} has no deterministic kernel"
+            elif "CuBLAS" in text:
+                lacking = f"matrix products need the environment variable {_CUBLAS}"
+            else:
+                continue
+            if lacking not in self.lacking:
+                self.lacking.append(lacking)
+
+
+# --- How many random numbers are drawn.
+
+
+class CountedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Context that counts the numbers that torch draws, on any device and in any thread.
+
+    The state of a CUDA generator is the same after one number as after a million. Autograd hands
+    the context on to its own threads.
+
+    Args:
+        known: the training's own generators; draws from others, as the audit's, do not count.
+    """
+
+    def __init__(self, known: Sequence[object] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._known = known
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin to count: the generators were seeded."""
+        #: A hash of the operations and of their counts, in their order.
+        self.mark = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, and count its numbers."""
+        made = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            own = (kwargs or {}).get("generator")
+            if own is None or any(own is each for each in self._known):
+                first = made[0] if isinstance(made, tuple | list) else made
+                count = first.numel() if isinstance(first, torch.Tensor) else 1
+                self.mark = hash((self.mark, func.name(), count))
+        return made
+
+
+def is_coarse(device: torch.device) -> bool:
+    """Return whether generators of a device do not tell how many numbers they drew."""
+    return device.type != "cpu"
+
+
+# --- Threads of the backward pass.
+
+
+def is_autograds(thread: threading.Thread, frame: object) -> bool:
+    """Return whether a thread is one in which torch runs backward passes, idle now.
+
+    Python knows such a thread only if a hook in it has asked for its name, as logging does.
+
+    Args:
+        thread: the thread.
+        frame: its innermost frame of Python; None if it runs none.
+    """
+    return isinstance(thread, threading._DummyThread) and frame is None
+
+
+def in_autograds_thread() -> bool:
+    """Return whether this code, in a replay, runs in a thread of torch's backward passes."""
+    return isinstance(threading.current_thread(), threading._DummyThread)
+
+
+# --- Memory that is full.
+
+#: Why a question is not tested.
+NO_ROOM = "a replay does not fit into memory next to the training; a smaller batch would"
+
+
+def no_room(error: BaseException) -> str:
+    """Return why a replay does not fit into memory, or empty: the exception is another one.
+
+    The amount is logged only: it depends on the number of the batch's records.
+    """
+    full = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    if not full and not (isinstance(error, RuntimeError) and "t allocate memory" in str(error)):
+        return ""
+    found = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", str(error))
+    _log.warning("a replay needs %s more memory than is free", found[1] if found else "some")
+    return NO_ROOM

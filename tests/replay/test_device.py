@@ -1,0 +1,267 @@
+"""A CPU that behaves as an accelerator: steps are examined, and no correct training is accused."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from device_fixtures import (  # noqa: F401 - fixtures
+    Full,
+    Unsteady,
+    coarse_generator,
+    no_fork,
+    threaded_backward,
+)
+from torch import nn
+from torch.nn import functional
+from training_support import PrivateModule, random_data, trainer_for
+
+from lightning_audit import PrivacyAudit
+from lightning_audit.replay import examiner
+from lightning_audit.replay.device import NO_ROOM, CountedDraws, SteadyKernels, no_room
+from lightning_audit.replay.examiner import ANSWERED
+from lightning_audit.replay.releases import Release
+from lightning_audit.testing.faulty import HalfNoise
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+class Touched(PrivateModule):
+    """A small classifier; ``touch`` is applied to its inputs, ``between`` between its layers."""
+
+    def __init__(self, touch: Any = None, between: Any = None, **settings: Any) -> None:
+        net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10))
+        super().__init__(net, dataset=random_data(240), batch_size=24, **settings)
+        self.touch, self.between = touch, between
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        x = x if self.touch is None else self.touch(x)
+        if self.between is None:
+            return functional.cross_entropy(self.net(x), y)
+        first, *rest = getattr(self.net, "_module", self.net)
+        hidden = self.between(first(x))
+        for layer in rest:
+            hidden = layer(hidden)
+        return functional.cross_entropy(hidden, y)
+
+
+def train(folder: Path, module: PrivateModule, steps: int = 40, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    audit = PrivacyAudit(seed=1, examinations="auto", on_violation="warn", **settings)
+    trainer_for(folder, audit, max_steps=steps).fit(module)
+    return audit.report
+
+
+def unanswered(report: Any) -> list[str]:
+    asked = [check for check in report.checks if check.name in ANSWERED]
+    assert len(asked) == len(ANSWERED) == 5
+    return [f"{c.name}: {c.message}" for c in asked if c.status not in ("ok", "violated")]
+
+
+# --- Backward passes run in threads of their own.
+
+
+class Talks(torch.autograd.Function):
+    """The identity, whose backward pass logs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        logging.getLogger("user").warning("in backward")
+        return grad
+
+
+@pytest.mark.usefixtures("threaded_backward")
+@pytest.mark.parametrize("between", [None, Talks.apply])
+def test_autograds_own_thread_does_not_end_the_examinations(tmp_path, between):
+    report = train(tmp_path, Touched(between=between))
+    assert report.verdict.outcome == "PASS", report.verdict
+    assert not unanswered(report)
+
+
+class Rounds(torch.autograd.Function):
+    """The identity, whose backward pass rounds by the system's entropy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * (1.0 + 2**-20 * (os.urandom(1)[0] & 1))
+
+
+@pytest.mark.usefixtures("threaded_backward")
+def test_the_systems_entropy_repeats_in_autograds_thread(tmp_path):
+    report = train(tmp_path, Touched(between=Rounds.apply))
+    assert not any("other bits" in text for text in unanswered(report))
+
+
+# --- Generators do not tell how many numbers they drew.
+
+
+def masked(x: torch.Tensor) -> torch.Tensor:
+    """Add noise to the large entries: how much is drawn depends on the records."""
+    large = x > 0.5
+    return x.masked_scatter(large, x[large] + 2.0 * torch.randn(int(large.sum())))
+
+
+@pytest.mark.usefixtures("coarse_generator")
+@pytest.mark.parametrize("seed", range(3))
+def test_draws_that_depend_on_the_records_are_no_coupling(tmp_path, seed):
+    report = train(tmp_path, Touched(masked), 4 + seed)
+    assert report.verdict.outcome != "VIOLATION", report.verdict
+
+
+@pytest.mark.usefixtures("coarse_generator")
+def test_a_coupled_training_is_still_found(tmp_path):
+    report = train(tmp_path, Touched(lambda x: x - x.mean(0) * 3.0), 6)
+    assert "coupling" in [check.name for check in report.checks if check.status == "violated"]
+
+
+def test_draws_are_counted_by_operation_and_number():
+    counts = CountedDraws()
+
+    def mark(*sizes: int, generator: Any = None) -> int:
+        counts.reset()
+        with counts:
+            for size in sizes:
+                torch.rand(size, generator=generator)
+                functional.dropout(torch.ones(size)) if generator is None else None
+        return counts.mark
+
+    assert mark(3) == mark(3) != mark(300)
+    assert mark(2, 1) != mark(1, 2)
+    assert mark(3, generator=torch.Generator()) == mark()
+
+
+# --- Kernels add in any order.
+
+
+@pytest.mark.usefixtures("no_fork")
+def test_kernels_that_add_in_any_order_do_not_end_the_examinations(tmp_path):
+    report = train(tmp_path, Touched(between=Unsteady.apply))
+    assert report.verdict.outcome == "PASS", report.verdict
+    assert not unanswered(report)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+class Shaky(Unsteady):
+    """Rounds at random whatever is asked for."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        with open("/dev/urandom", "rb") as file:
+            return grad * (1.0 + 2**-22 * file.read(1)[0])
+
+
+@pytest.mark.usefixtures("no_fork")
+def test_an_operation_without_such_a_kernel_is_named_and_lacks_a_pass(tmp_path, monkeypatch):
+    def between(x: torch.Tensor) -> torch.Tensor:
+        if torch.are_deterministic_algorithms_enabled():
+            text = "histc_cuda does not have a deterministic implementation, but you set"
+            warnings.warn(text, stacklevel=1)
+        return Shaky.apply(x)
+
+    report = train(tmp_path, Touched(between=between))
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    why = "histc_cuda at test_device.py:"
+    assert all(why in text for text in unanswered(report))
+    assert why in report.to_json()
+    assert not any("may have changed" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("before", [(False, False), (True, False), (True, True)])
+def test_the_trainings_choice_of_kernels_is_restored(before):
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    try:
+        with SteadyKernels()():
+            assert torch.are_deterministic_algorithms_enabled()
+        now = torch.are_deterministic_algorithms_enabled()
+        assert (now, torch.is_deterministic_algorithms_warn_only_enabled()) == before
+        assert not torch.backends.cudnn.deterministic
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# --- Memory is full.
+
+
+def examined(folder: Path, monkeypatch: pytest.MonkeyPatch, full: Full, **settings: Any) -> Any:
+    """Train, with memory that is full in the examination."""
+    own = examiner._examined
+
+    def examines(*given: Any) -> Any:
+        with full:
+            return own(*given)
+
+    monkeypatch.setattr(examiner, "_examined", examines)
+    return train(folder, Touched(**settings), 12)
+
+
+@pytest.mark.usefixtures("no_fork")
+@pytest.mark.parametrize("part", range(6))
+def test_full_memory_in_a_replay_is_an_answer(tmp_path, monkeypatch, part, caplog):
+    count = Full(None)
+    with monkeypatch.context() as patched:
+        examined(tmp_path, patched, count)
+    full = Full(1 + (part * count.count) // 6)
+    report = examined(tmp_path, monkeypatch, full)
+    assert full.count >= full.at
+    assert "12.00 GiB" not in report.to_json()
+    assert report.steps == 12
+    assert "the audit failed" not in caplog.text
+    assert report.verdict.outcome in ("PASS", "INCONCLUSIVE")
+    assert len([c for c in report.checks if c.status == "ok" and c.name in ANSWERED]) >= 3
+
+
+def test_only_full_memory_is_taken_for_it(caplog):
+    assert no_room(torch.OutOfMemoryError("Tried to allocate 12.00 GiB. GPU 0")) == NO_ROOM
+    assert "12.00 GiB" in caplog.text
+    assert no_room(RuntimeError("DefaultCPUAllocator: can't allocate memory")) == NO_ROOM
+    assert no_room(ValueError()) == no_room(RuntimeError("shapes")) == ""
+
+
+# --- Releases keep their precision; sums over them are those of doubles.
+
+
+def test_sums_over_a_release_are_those_of_doubles():
+    like = [torch.zeros(5, 3), torch.zeros(7), torch.zeros(4, dtype=torch.float64)]
+    one, two = ([torch.randn(p.shape, dtype=p.dtype) for p in like] for _ in range(2))
+    a, b = Release.of(one, like, 2.0), Release.of([None, *two[1:]], like, 2.0)
+    two[0].zero_()
+    x, y = (torch.cat([g.reshape(-1).double() for g in grads]) / 2.0 for grads in (one, two))
+    assert a.norm() == pytest.approx(float(x.norm()), rel=1e-14)
+    assert a.dot(b) == pytest.approx(float(x @ y), rel=1e-12)
+    assert a.distance(b) == pytest.approx(float((x - y).norm()), rel=1e-14)
+    assert torch.equal(a.double(), x)
+    assert a.equal(a)
+    assert not a.equal(b)
+    assert a.finite()
+    assert not Release(torch.tensor([torch.nan])).finite()
+    put = [torch.empty_like(p) for p in like]
+    a.write(put, [p.numel() for p in like], 2.0)
+    assert all(map(torch.equal, put, one))
+    a.write(put, [p.numel() for p in like], 4.0)
+    assert all(torch.allclose(new, 2.0 * old) for new, old in zip(put, one, strict=True))
+
+
+def test_large_gradients_are_kept_once_and_in_single_precision():
+    values = torch.ones(2**23)
+    assert Release.of([values], [values], 1.0).values.dtype == torch.float32
+    assert Release(values).norm() == pytest.approx(2**11.5, rel=1e-12)
+
+
+def test_half_noise_is_found_without_a_fork(tmp_path, request):
+    request.getfixturevalue("coarse_generator")
+    report = train(tmp_path, Touched(optimizer_class=HalfNoise), 4)
+    assert report.verdict.outcome == "VIOLATION"
