@@ -363,7 +363,7 @@ class RowPrefill:
         if any(getattr(p, "_forward_counter", 0) < 1 for p in self._params):
             return "not every trained parameter took part in the forward pass"
         sizes = set()
-        for module, params in self._hooked:
+        for module, _ in self._hooked:
             recorded = module.__dict__.get("activations") or []
             if not recorded:
                 continue
@@ -373,9 +373,6 @@ class RowPrefill:
             if hook is None or not hook.keywords.get("batch_first", False):
                 return "the batch is not the first dimension"
             inputs = [tensor for call in recorded for tensor in call]
-            own = {p.dtype for p in params}
-            if any(t.is_floating_point() and t.dtype not in own for t in inputs):
-                return "layers compute in another precision than their parameters"
             # Opacus takes the batch size from the last input, most layers from the first.
             sizes |= {tensor.shape[0] if tensor.dim() else -1 for tensor in inputs}
         if len(sizes) != 1 or min(sizes) < 0:
@@ -644,8 +641,6 @@ class OpacusStep(DPSGDStep):
         """Return why the coming backward's rows must be copied; empty if they need not."""
         if coming.accumulates:
             reason = "several backward passes make up a step"
-        elif coming.autocast:
-            reason = "autocast chooses the precision of the gradients"
         elif not coming.announced:
             reason = (
                 "the audit did not see the backward pass begin; under Lightning call "

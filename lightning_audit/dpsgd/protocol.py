@@ -58,13 +58,11 @@ class Backward:
     Args:
         loss: tensor on which ``backward`` will be called.
         accumulates: whether a step sums several passes.
-        autocast: whether autocast chooses the layers' precision.
         announced: False if it has already run without a hook before it.
     """
 
     loss: Any
     accumulates: bool = False
-    autocast: bool = False
     announced: bool = True
 
 

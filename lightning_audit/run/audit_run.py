@@ -321,8 +321,6 @@ def count_rows(batch: Any) -> int | None:
 
 # --- The audit of one training: its batches, steps, epochs and report.
 
-_FULL_PRECISION = ("32-true", "64-true", "bf16-true")
-
 
 class AuditRun:
     """Audit of one training.
@@ -345,7 +343,6 @@ class AuditRun:
         self._course = RunCourse.of(info, shuffled=config.shuffled)
         notes = self._course.notes
         self.lints = RunLints(notes, config.significance, self.ranks)
-        self._precision = info.precision
         seed, drawn = self.ranks.shared((config.seed, draw_seed() if config.seed is None else None))
         config = replace(config, seed=seed, drawn_seed=drawn)
         self.optimizers = AuditedOptimizers(config, self.files, info, self.ranks, notes, self.lints)
@@ -594,7 +591,7 @@ class AuditRun:
 
     def prepare(self, loss: Any, accumulated: int) -> None:
         """Lay out the canaries before a backward pass, if possible."""
-        coming = Backward(loss, accumulated > 1, self._precision not in _FULL_PRECISION)
+        coming = Backward(loss, accumulated > 1)
         for session in self.sessions:
             if len(self.optimizers.attached) == 1 or session.step.concerns(coming):
                 session.prepare(coming)

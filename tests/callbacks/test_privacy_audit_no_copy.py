@@ -254,10 +254,10 @@ def test_accumulated_batches_take_canaries_by_copy_once_a_step(tmp_path, by, cli
 # ------------------------------------------------------------------ precision
 
 
-def test_mixed_precision_takes_canaries_by_copy(tmp_path, clipped_rows, copies):
+def test_mixed_precision_takes_canaries_without_a_copy(tmp_path, clipped_rows, copies):
     entries = train(tmp_path, precision="bf16-mixed", steps=12)
     assert clipped_rows == entries["coins"].sum(axis=1).tolist()
-    assert len(copies) == 12
+    assert not copies
 
 
 def test_autocast_of_the_users_own_leaves_the_gradients_as_they_would_be(tmp_path, copies):
@@ -276,8 +276,7 @@ def test_autocast_of_the_users_own_leaves_the_gradients_as_they_would_be(tmp_pat
 
     train(tmp_path, Autocast(), Types(), steps=12)
     assert types == {torch.bfloat16}
-    assert len(copies) == 12
-    assert "another precision" in notes_in(tmp_path)
+    assert not copies
 
 
 # ------------------------------------------------------------------ code between backward and step

@@ -261,6 +261,7 @@ def assert_nothing_waits(made: Setting) -> None:
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, dict[str, Any]]] = {
     "mlp": (mlp, numbers(B, 4), {}),
     "mlp, sum": (mlp, numbers(B, 4), {"reduction": "sum"}),
+    "low precision inside": (LowInside, numbers(B, 4), {}),
     "mlp, functorch": (mlp, numbers(B, 4), {"mode": "functorch"}),
     "mlp, not wrapped": (mlp, numbers(B, 4), {"wrap": False}),
     "mlp of sequences": (mlp, numbers(B, 2, 4), {}),
@@ -337,7 +338,6 @@ GUARDED: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, dict[str, Any], 
     "batch second": (mlp, numbers(3, B, 4), {"batch_first": False}, "not the first dimension"),
     "expanded weights": (mlp, numbers(B, 4), {"mode": "ew"}, "no module computes"),
     "bag": (Bag, words(), {}, "several sizes"),
-    "low precision inside": (LowInside, numbers(B, 4), {}, "another precision"),
 }
 
 
