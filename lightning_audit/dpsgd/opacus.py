@@ -245,6 +245,8 @@ class RowBuffer:
         self.whole = torch.empty(0)
         self._own = torch.empty(0)
         self._param, self._batch, self._spare = param, batch, spare
+        #: Whether the rows fit into memory.
+        self._fits = True
         self._boundary = current()
         setattr(param, BUFFER, self)
 
@@ -258,7 +260,11 @@ class RowBuffer:
 
     def _add(self, gradients: torch.Tensor) -> RowBuffer:
         count, size = len(gradients), self._batch + self._spare
-        whole = gradients.new_empty((size, *gradients.shape[1:]))
+        try:
+            whole = gradients.new_empty((size, *gradients.shape[1:]))
+        except torch.OutOfMemoryError:
+            self._fits = False
+            return self._add_alone(gradients)
         whole[:count].copy_(gradients)
         whole[count:].zero_()
         self.whole, self._own = whole, whole[: self._batch]
@@ -290,7 +296,7 @@ class RowBuffer:
         """Return whether the rows are in the parameter's per-sample gradients, hidden or not."""
         held = getattr(self._param, "grad_sample", None)
         tensors = held if isinstance(held, list) else [held]
-        return any(tensor is self._own or tensor is self.whole for tensor in tensors)
+        return self._fits and any(tensor is self._own or tensor is self.whole for tensor in tensors)
 
     def reveal(self) -> None:
         """Replace the view by all rows."""

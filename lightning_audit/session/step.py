@@ -562,7 +562,15 @@ class AuditSession:
                 number = self.recorder.steps + 1
                 _log.warning("no canary entered step %d: %s", number, error)
             plan = plan.dropped()
+        except torch.OutOfMemoryError:
+            plan = self._without_room(plan)
         return plan
+
+    def _without_room(self, plan: Plan) -> Plan:
+        """End all canaries: leaving one out would depend on its coin."""
+        self.step.take_out()
+        self.planner.leave_rows_out(Fit("memory is full"))
+        return plan.dropped()
 
     def _put_in_again(self) -> None:
         """Insert a step's canaries into the gradients of a closure that ran again."""
@@ -579,6 +587,8 @@ class AuditSession:
             except CannotEnter as error:
                 self.planner.note(f"no canary entered a step: {error}")
                 self._plan = plan.dropped()
+            except torch.OutOfMemoryError:
+                self._plan = self._without_room(plan)
 
     def _put_in_part(self) -> None:
         """Insert the canaries into a part of a split batch before the last, if it was chosen."""

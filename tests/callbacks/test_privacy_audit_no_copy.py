@@ -1,6 +1,7 @@
 """Real trainings: canaries without a copy where that is certain, by copy elsewhere, never left."""
 
 import contextlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -613,3 +614,54 @@ def test_input_canaries_that_could_not_be_taken_out_are_refused(tmp_path, kind, 
     with pytest.raises(MisconfigurationException, match=f"{word} clipping; use gradient canaries"):
         trainer.fit(wide(kind))
     assert trainer.global_step == 0
+
+
+# ------------------------------------------------------------------ memory is full
+
+
+@pytest.mark.parametrize("laid_out", [True, False])
+def test_where_memory_is_full_canaries_end_and_the_training_goes_on(
+    tmp_path, monkeypatch, laid_out
+):
+    def trained(audits: bool) -> torch.Tensor:
+        torch.manual_seed(3)
+        audit = PrivacyAudit(seed=1, on_violation="warn")
+        module = PrivateModule()
+        trainer_for(tmp_path, *[audit] * audits, max_steps=12).fit(module)
+        return weights(module)
+
+    unaudited = trained(audits=False)
+    forbid_prefill(monkeypatch, prefill=laid_out)
+    own, count = torch.cat, 0
+
+    def full(tensors: Any, *given: Any, **settings: Any) -> torch.Tensor:
+        nonlocal count
+        if sys._getframe(1).f_code.co_name == "<listcomp>" and "opacus.py" in str(
+            sys._getframe(1).f_code.co_filename
+        ):
+            count += 1
+            if count > 20:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return own(tensors, *given, **settings)
+
+    monkeypatch.setattr(torch, "cat", full)
+    new_empty, made = torch.Tensor.new_empty, 0
+
+    def no_empty(self: torch.Tensor, *given: Any, **settings: Any) -> torch.Tensor:
+        nonlocal made
+        made += 1
+        if made > 20:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return new_empty(self, *given, **settings)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", no_empty)
+    audited = trained(audits=True)
+    assert torch.allclose(audited, unaudited, atol=1e-6)
+    entries = entries_in(tmp_path)
+    assert len(entries) == 12
+    statuses = [int(s) for s in entries["canaries"]]
+    assert statuses[0] == INJECTED
+    assert statuses[-1] == NOT_PLANNED
+    report = report_in(tmp_path)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert any("memory is full" in text for text in report.verdict.pass_blockers)
