@@ -11,6 +11,7 @@ import contextlib
 import logging
 import re
 import threading
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -136,6 +137,17 @@ def is_autograds(thread: threading.Thread, frame: object) -> bool:
 def in_autograds_thread() -> bool:
     """Return whether this code, in a replay, runs in a thread of torch's backward passes."""
     return isinstance(threading.current_thread(), threading._DummyThread)
+
+
+# --- Time that replays take.
+
+
+def clock() -> float:
+    """Return seconds: this thread's CPU time, or the time until an accelerator is done."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return time.thread_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 # --- Memory that is full.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import sys
 import threading
@@ -23,7 +24,7 @@ from lightning_audit.checks.replay import (
     Answer,
     tolerance_of,
 )
-from lightning_audit.checks.replay_findings import NONE_LEFT, NOT_SHOWN, SEEDED
+from lightning_audit.checks.replay_findings import NONE_LEFT, NOT_SHOWN, SEEDED, Finding
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import raised_in_audit, undoing
@@ -34,9 +35,9 @@ from lightning_audit.replay.clipping import (
     examine_clipping,
     sensitivity_kind,
 )
-from lightning_audit.replay.device import NO_ROOM, no_room
+from lightning_audit.replay.device import NO_ROOM, clock, no_room
 from lightning_audit.replay.fork import CannotSeparate, ForkFailed, in_a_fork, may_fork
-from lightning_audit.replay.noise import examine_noise
+from lightning_audit.replay.noise import SET, examine_noise
 from lightning_audit.replay.records import (
     examine_factors,
     examine_independence,
@@ -95,6 +96,7 @@ class Asked:
         earlier_trials: number of crafted gradients in earlier examinations.
         source: of the batches.
         forked: whether this process is a fork.
+        independent: whether records were shown not to change each other's gradients.
         whole: the batches as the step took them, if ``batches`` is a part of them; else empty.
     """
 
@@ -107,6 +109,7 @@ class Asked:
     earlier_trials: int = 0
     source: BatchSource = field(default_factory=BatchSource)
     forked: bool = False
+    independent: bool = False
     whole: Sequence[Any] = ()
 
     @property
@@ -124,6 +127,7 @@ def _sensitivity(asked: Asked) -> Answer:
     return examine_sensitivity(
         *(asked.replay, asked.batches, asked.tolerated, asked.seed),
         replaced=asked.replaced,
+        independent=asked.independent,
         whole=asked.whole,
     )
 
@@ -188,10 +192,10 @@ def _not_alone(asked: Asked) -> str:
 FACTORS = "replay.factors"
 #: The questions by the names of their checks; the slowest come last.
 QUESTIONS: Mapping[str, Callable[[Asked], Answer]] = {
+    COUPLING.name: _coupling,
     REPLAY_SENSITIVITY.name: _sensitivity,
     FACTORS: _factors,
     REPLAY_RELEASE.name: _release,
-    COUPLING.name: _coupling,
     REPLAY_CLIPPING.name: _clipping,
     REPLAY_NOISE.name: _noise,
 }
@@ -244,6 +248,8 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
                 break
             asked = fewer
         answers[name] = answer
+        if name == COUPLING.name and answer.asked and not answer.findings:
+            asked = replace(asked, independent=True)
     factors = answers.pop(FACTORS, None)
     if factors is not None:
         single = answers.get(REPLAY_SENSITIVITY.name, Answer(reason=factors.reason))
@@ -256,6 +262,10 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
             reason="" if found else single.reason,
         )
     _name_clipping(asked, answers)
+    noise = answers.get(REPLAY_NOISE.name, Answer())
+    if noise.kind == SET and not answers.get(REPLAY_RELEASE.name, Answer()).findings:
+        decided = Finding("other noise with other records", math.inf, 0.0, decides="noise")
+        answers[REPLAY_RELEASE.name] = Answer(1, (decided,))
     if replay.stopped:  # another thread's random numbers may have affected any answer
         return {name: Answer(reason=replay.stopped) for name in names}
     return answers
@@ -380,7 +390,9 @@ def _unfit(asked: Asked) -> str:
 def _unsteady(asked: Asked) -> str:
     """Return why replays are not comparable, or empty."""
     base = asked.replay.usual(asked.batches, asked.seed)
-    again = asked.replay.run(asked.batches, asked.seed, look=True)
+    again = asked.replay.followed(asked.batches, asked.seed)
+    if again.error:  # of a second step, perhaps
+        again = asked.replay.run(asked.batches, asked.seed, look=True)
     same = equal_releases(base, again) and same_numbers(base, again) and equal_after(base, again)
     base.after = {}
     lacking = "; ".join(asked.replay.steady.lacking[:_NAMED])
@@ -663,7 +675,7 @@ def _here(order: _Order) -> Examined:
 
 def _in_the_fork(order: _Order, beat: Callable[[], None] = lambda: None) -> Examined:
     """Examine the step, and restore all state."""
-    work, user, names = time.thread_time(), order.user, order.names
+    work, user, names = clock(), order.user, order.names
     try:
         after = None if order.before and order.forked else state_of(user)
     except CannotKeep as error:
@@ -706,7 +718,7 @@ def _answered(
     return Examined(
         answers,
         steps=replay.steps,
-        step_times=(time.thread_time() - work) / max(replay.step_seconds, 1e-9),
+        step_times=(clock() - work) / max(replay.step_seconds, 1e-9),
         late=tuple(name for name, answer in answers.items() if answer.reason == NONE_LEFT),
         waits=int(all(answer.reason == TOO_SMALL for answer in answers.values())),
         ends=bool(replay.stopped),

@@ -178,6 +178,8 @@ _STILL = 1e-4
 #: Largest distance of releases of equal sums, relative to the norm of a draw.
 _SAME = 1e-3
 _APART = 104_729
+#: Kind of an answer if records set the noise multiplier, which is a finding of `replay.release`.
+SET = "set"
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,8 @@ class _Examination:
         self._direction = dense / dense.norm()
         #: The first draw of the noise, and the last replay that released something.
         self._first = self._last = Replay()
+        #: Whether other records had another noise multiplier.
+        self._decided = False
 
     def answer(self) -> Answer:
         """Draw the noise, and test it."""
@@ -286,7 +290,7 @@ class _Examination:
         if not alone and not hands_all_over(self._replay, self._batch, self._seed):
             return Answer(reason=MORE)
         look = NoiseLook(seen, draws, self._entries.count)
-        return Answer(draws, look.findings, noise=look, kept=kept)
+        return Answer(draws, look.findings, noise=look, kept=kept, kind=SET * self._decided)
 
     def _is_on_weights(self, still: torch.Tensor) -> bool:
         """Return whether the weights have the noise that the gradient lacks, after the update."""
@@ -396,6 +400,9 @@ class _Examination:
         for gradients, what in ((more, "the number of records"), (pairs, "gradients")):
             other = self._release(gradients)
             if other is None:
+                continue
+            if self._last.noise != self._first.noise:
+                self._decided = True
                 continue
             if what == "gradients":
                 by_draws = self._draws_for_rows(gradients, other)

@@ -413,8 +413,9 @@ def largest_change(
 
 #: Random records of each physical batch, in addition to first, last, largest and smallest.
 _RANDOM = 2
-#: Records of each physical batch if replays are limited and each record takes several.
-_FEW_REPLACED = 4
+#: Records of each physical batch if replays are limited: where records do not change each other's
+#: gradients, and where each record takes several replays.
+_FEW, _FEW_REPLACED = 3, 4
 #: Largest number of entries of a batch's gradients that are kept for later replays.
 _KEPT = 40_000_000
 #: Largest change of a release when its records' own gradients are put in, in clipping norms.
@@ -442,6 +443,7 @@ def examine_sensitivity(
     seed: int,
     *,
     replaced: bool = False,
+    independent: bool = False,
     whole: Sequence[Any] = (),
 ) -> Answer:
     """Replay a step on neighbors of its batches.
@@ -452,13 +454,16 @@ def examine_sensitivity(
         tolerated: rounding, in units of the clipping norm.
         seed: of the replays, and of the choice of records.
         replaced: whether neighbors differ by a replaced record, not by an added or removed one.
+        independent: whether records were shown not to change each other's gradients; fewer are
+            left out then if replays are limited.
         whole: the step's own batches, if ``batches`` is a part of them: one record is left out of
             them too.
     """
     base = replay.usual(batches, seed)
     if reason := too_coarse(rounding((r.norm() for r in base.releases), replay.dtypes), tolerated):
         return Answer(reason=reason)
-    examination = _Examination(replay, batches, tolerated, seed, replaced=replaced)
+    few = independent and replay.limited
+    examination = _Examination(replay, batches, tolerated, seed, replaced=replaced, few=few)
     with contextlib.suppress(Stopped):  # findings until then are kept
         examination.ask()
         if whole:
@@ -477,8 +482,10 @@ class _Examination:
         seed: int,
         *,
         replaced: bool,
+        few: bool,
     ) -> None:
         self._replay, self._batches, self._seed = replay, list(batches), seed
+        self._few = few
         self._tolerated, self._by_definition = tolerated, replaced
         self._base = replay.usual(batches, seed)
         #: Whether a record is replaced, not left out or added.
@@ -529,6 +536,8 @@ class _Examination:
 
     @property
     def _most(self) -> int | None:
+        if self._few:
+            return _FEW
         return _FEW_REPLACED if self._replay.limited and self._replaced else None
 
     # ------------------------------------------------------------------ neighbors

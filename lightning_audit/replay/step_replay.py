@@ -33,7 +33,7 @@ from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import Handles, entry, raised_in_audit
 from lightning_audit.hooks.step_hooks import MethodHook, is_torchs, with_closure
-from lightning_audit.replay.device import SteadyKernels, no_room
+from lightning_audit.replay.device import SteadyKernels, clock, no_room
 from lightning_audit.replay.fork import ReachesOut
 from lightning_audit.replay.releases import Release
 from lightning_audit.replay.training_state import TrainingState, left_behind, same_bits
@@ -402,6 +402,8 @@ class HandWrittenReplay:
 _COUNTS = ("unclipped_num", "sample_size")
 
 
+#: Step times that limited replays may take, and seconds in which they are not counted.
+_STEP_TIMES, _SOON = 80.0, 2.0
 #: Releases that are multiples of another: least number, distance of the cosine from one at most,
 #: and of the factor at least.
 _MULTIPLES, _LINE, _CHANGED = 4, 1e-6, 0.01
@@ -418,7 +420,7 @@ class StepReplay:
         state: of the training, which is restored after each replay.
         skips: for each physical batch, whether Opacus' batch memory manager skipped the optimizer's
             step after it; empty if the step's own code decides that.
-        budget: largest number of replayed steps; None for no limit.
+        budget: largest number of replayed steps, whose time is limited then; None for no limit.
         beat: called after each replay.
         starts_before: whether the state is that before the step was taken.
         forked: whether this process is a fork, in which the user's code may write.
@@ -445,9 +447,9 @@ class StepReplay:
         # Whether the step formed per-sample gradients of all tensors.
         held = [getattr(p, "grad_sample", None) for p in step.params]
         self._forms_rows = all(isinstance(each, torch.Tensor | list) for each in held)
-        #: Number of replayed steps, and the CPU seconds of the fastest one on the step's own
-        #: records.
+        #: Number of replayed steps, and the seconds of the fastest one on all the step's records.
         self.steps, self.step_seconds = 0, float("inf")
+        self._began, self._records = clock(), 0
         #: Makes the step's bits repeatable; says what cannot be made so.
         self.steady = SteadyKernels()
         # Why the present replay does not fit into memory, or empty.
@@ -476,6 +478,14 @@ class StepReplay:
         key = (seed, *map(id, batches))
         if key not in self._usual:
             self._usual[key] = self.run(batches, seed, look=True)
+        return self._usual[key]
+
+    def followed(self, batches: Sequence[Any], seed: int) -> Replay:
+        """Return the replay of the step with the same release, followed by another one; cached."""
+        key = (-1, seed, *map(id, batches))
+        if key not in self._usual:
+            usual = self.usual(batches, seed)
+            self._usual[key] = self.run(batches, seed, released=usual, then=batches)
         return self._usual[key]
 
     def run(
@@ -582,18 +592,30 @@ class StepReplay:
         self, batches: Sequence[Any], rows: torch.Tensor | None, *, alone: bool
     ) -> None:
         """Run the step on its batches, or only clip ``rows`` and add noise."""
-        begun = time.thread_time()
+        begun, records = clock(), _records(batches)
+        self._records = self._records or records  # the whole batch comes first
         self._announce(len(batches))
         if alone and rows is not None:
             self._clip(rows)
             return
         self._take_step([copied(batch) for batch in batches])
-        if rows is None:  # with crafted rows, the batch may be small
-            self.step_seconds = min(self.step_seconds, time.thread_time() - begun)
+        if rows is None and records >= self._records:
+            self.step_seconds = min(self.step_seconds, clock() - begun)
 
     def has_left(self, steps: int) -> bool:
         """Return whether this number of steps may still be replayed."""
-        return self._budget is None or self.steps + steps <= self._budget
+        if self._budget is None:
+            return True
+        if self.steps + steps > self._budget:
+            return False
+        spent = self.seconds
+        needed = spent * (1 + steps / self.steps) if self.steps else 0.0
+        return spent < _SOON or needed <= _STEP_TIMES * self.step_seconds
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the first replay."""
+        return clock() - self._began
 
     def allow(self, steps: int) -> None:
         """Raise the limit by ``steps``, to confirm a finding regardless of the budget."""
@@ -910,6 +932,10 @@ def why_no_rows(usual: Replay, count: int, *, by_opacus: bool) -> str:
     if usual.parts > 1 and by_opacus:
         return "the batch is clipped in several parts"
     return ""
+
+
+def _records(batches: Sequence[Any]) -> int:
+    return sum(map(rows, batches))
 
 
 def _of_size(batch: Any, size: int) -> Any:
