@@ -451,7 +451,9 @@ def _logits(model: Any, batch: Tensor) -> Tensor:
     if isinstance(model, nn.Module):
         model.eval()
         first = next(model.parameters(), None)
-        batch = batch if first is None else batch.to(first.device)
+        if first is not None:  # doubles in the model's dtype: MPS has none
+            wide = batch.dtype == torch.float64 and first.is_floating_point()
+            batch = batch.to(first.device, first.dtype if wide else batch.dtype)
     with torch.no_grad():
         outputs = model(batch)
     size = len(batch)
@@ -461,7 +463,7 @@ def _logits(model: Any, batch: Tensor) -> Tensor:
             f"the model returns {form} and not logits, [{size}, classes]; give score=, a function "
             "of (model, record)."
         )
-    return outputs.detach().cpu().double().reshape(size, -1)  # MPS has no float64
+    return outputs.detach().cpu().double().reshape(size, -1)
 
 
 # --- Canaries of an audit over many trainings: records that one world has and the other has not.

@@ -346,6 +346,13 @@ def test_data_of_a_device_are_audited(canary, tmp_path):
         assert torch.equal(one[0].cpu(), other[0])
 
 
+def test_arrays_of_doubles_are_trained_and_scored_by_a_model_of_floats(tmp_path):
+    arrays = (DATA[0].double().numpy(), DATA[1].numpy())
+    given = {"trainings": 12, "engine": ThisProcess(), "display": False}
+    audit = audit_training(training(), arrays, (9.0, 1e-5), store=tmp_path, **given)
+    assert (audit.trainings, audit.failures) == (12, 0)
+
+
 def test_a_store_of_another_device_is_refused_and_both_are_named(monkeypatch, tmp_path):
     audited(4.0, 4, tmp_path / "cpu")
     monkeypatch.setattr(vectorised, "_draws_blocks", lambda device: True)
