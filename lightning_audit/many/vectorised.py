@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,7 @@ from lightning_audit.many.records import (
 )
 
 #: Keys of the generators of a training: they draw other numbers than its initial weights.
-_BATCHES, _NOISE, _BLOCK = 0x62617463, 0x6E6F6973, 0x626C6F63
+_BATCHES, _NOISE = 0x62617463, 0x6E6F6973
 _MIB, _BYTES = 2**20, 4
 #: Bytes for each record of a data set and each model while one generator draws a block's batches.
 _DRAWN = 16
@@ -48,7 +49,7 @@ class DPSGDMany:
 
     Each model has its own Poisson batches and noise. On the CPU they come from generators of its
     seed, which draw what Opacus draws from the same generators. On an accelerator one generator
-    draws them for all models that are trained together, from the first one's seed, and all data,
+    draws them for all models that are trained together, from all of their seeds, and all data,
     models and noise are on the device; initial weights have the training's own seed on both. The
     per-sample loss is ``loss`` of a batch of one record.
     Stacks of linear layers with elementwise activations are clipped without per-sample gradients;
@@ -169,9 +170,10 @@ class DPSGDMany:
         Raises:
             BadArgument: if the device is not there, or cannot hold it.
         """
+        model = self._new(0)
         try:
             torch.Generator(device)
-            return self._new(0).to(device)
+            return model.to(device)
         except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
             reason = str(error).partition("\n")[0].rstrip(".")
             whose = "of the data " if self.device is None else ""
@@ -259,10 +261,15 @@ class _OwnDraws:
 
 
 class _BlockDraws:
-    """Draws of all models from one generator on their device, one call for all of them."""
+    """Draws of all models from one generator on their device, one call for all of them.
+
+    Its seed is a hash of all of theirs. So trainings that are repeated in another block, after a
+    loss or because the plan is longer now, share no number with those that are stored.
+    """
 
     def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
-        self._generator = torch.Generator(device).manual_seed(seeds[0] ^ _BLOCK)
+        key = hashlib.sha256(f"block/{[int(seed) for seed in seeds]}".encode()).digest()
+        self._generator = torch.Generator(device).manual_seed(int.from_bytes(key[:8], "big"))
         self._device = device
 
     def poisson(self, sizes: Sequence[int], sample_rate: float) -> Tensor:

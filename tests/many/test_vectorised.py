@@ -317,6 +317,17 @@ def test_with_one_generator_all_noise_has_its_variance_and_is_independent():
 
 
 @pytest.mark.usefixtures("one_generator")
+def test_with_one_generator_a_block_is_that_of_its_seeds_and_no_other_blocks():
+    train = training(known_start())
+    first, again = (train.many([DATA] * 2, [5, 6]) for _ in range(2))
+    assert differences(first, again) == 0.0
+    for seeds in ([7, 6], [5, 7], [5], [5, 6, 7]):
+        others = train.many([DATA] * len(seeds), seeds)
+        for one, other in zip(first, others, strict=False):
+            assert differences([one], [other]) > 0.01
+
+
+@pytest.mark.usefixtures("one_generator")
 def test_an_audit_with_one_generator_finds_half_the_noise(tmp_path):
     audit = audited(2.0, 400, tmp_path)
     assert audit.verdict.outcome == "VIOLATION"
