@@ -175,7 +175,7 @@ class DPSGDMany:
             torch.Generator(device)
             return model.to(device)
         except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-            reason = str(error).partition("\n")[0].rstrip(".")
+            reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
             whose = "of the data " if self.device is None else ""
             raise BadArgument(
                 f"device={str(device)!r} {whose}cannot hold this model here ({reason}); give a "
