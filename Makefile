@@ -12,7 +12,7 @@ SELECT := tests
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=worksteal
 MEASURED := tests/.costs.jsonl
 
-.PHONY: demo test lint fast heavy costs browser lowest nightly bench bench-peers clean
+.PHONY: demo test lint fast heavy costs browser lowest nightly bench bench-peers gpu clean
 
 # The main job on real data: four trainings, three of them faulty. Ends with a table of reports.
 demo: $(VENV)/.examples
@@ -59,6 +59,11 @@ nightly: $(VENV)/.dev
 # Speed and detection figures, as ratios and counts of one run; they land in benchmarks/results.
 bench: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
+
+# The selftest, the matrix of trainings, examples and overhead on the accelerator that torch has here;
+# without one it says so. Writes benchmarks/results/gpu.json.
+gpu: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gpu.py
 
 # The same data through other libraries, each in its own environment (benchmarks/.environments).
 bench-peers: $(VENV)/.dev

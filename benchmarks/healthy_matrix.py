@@ -25,14 +25,17 @@ def rows() -> list[Any]:
     return list(ROWS)
 
 
-def outcome(row: Any, seed: int, steps: int) -> tuple[str, str, list[str]]:
+def outcome(
+    row: Any, seed: int, steps: int, accelerator: str = "cpu"
+) -> tuple[str, str, list[str]]:
     """Return the verdict of one correct training, its summary, and the checks that warned."""
     from training_support import trainer_for
 
     pl.seed_everything(2000 + seed, verbose=False)
     with tempfile.TemporaryDirectory() as folder:
         audit = PrivacyAudit(1000.0, on_violation="warn", seed=seed, **row.audit)
-        trainer = trainer_for(Path(folder), audit, **{**row.trainer, "max_steps": steps})
+        settings = {**row.trainer, "max_steps": steps, "accelerator": accelerator}
+        trainer = trainer_for(Path(folder), audit, **settings)
         trainer.fit(row.module())
         report = audit.report
     warned = [check.name for check in report.checks if check.status == "warned"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import statistics
 import tempfile
-import time
 
 import pytorch_lightning as pl
 import torch
@@ -16,6 +15,7 @@ from support import (
     large_digits,
     medium_conv_net,
     mlp,
+    now,
     quiet,
     trainer,
 )
@@ -60,13 +60,13 @@ class Alternate(pl.Callback):
                 audit.session.follow(audit.session.step)
                 audit.session.watch()
         self._follow(self._audits if self._on else [])
-        self._start = time.perf_counter()
+        self._start = now()
 
     def on_train_batch_end(self, *_) -> None:
         """Store the step's time."""
         recorder = self._audits[0].session.recorder
         kind = ("first" if recorder.steps <= FIRST else "on") if self._on else "off"
-        self.seconds[kind].append(time.perf_counter() - self._start)
+        self.seconds[kind].append(now() - self._start)
         self._follow(self._audits)
 
     def _follow(self, audits: list) -> None:
@@ -75,7 +75,9 @@ class Alternate(pl.Callback):
         optimizers.sessions[:] = [audit.session for audit in audits]
 
 
-def ratios(name: str, batch_size: int, steps: int, *, ghost: bool = False) -> dict[str, float]:
+def ratios(
+    name: str, batch_size: int, steps: int, *, ghost: bool = False, accelerator: str = "cpu"
+) -> dict[str, float]:
     """Return the step times of one training over those of its unaudited steps."""
     classifier, canaries = (GhostClassifier, GHOST_CANARIES) if ghost else (Classifier, 8)
     make, data = NETS[name]
@@ -91,7 +93,7 @@ def ratios(name: str, batch_size: int, steps: int, *, ghost: bool = False) -> di
         )
         clock = Alternate(audit)
         module = classifier(make(), data(), batch_size=batch_size)
-        trainer(steps, audit, clock).fit(module)
+        trainer(steps, audit, clock, accelerator=accelerator).fit(module)
     off, on, first = (clock.seconds[kind][10:] for kind in ("off", "on", "first"))
     # The mean without the slowest twentieth, which other programs on the machine may cause.
     base, *means = (statistics.fmean(sorted(t)[: -len(t) // 20]) for t in (off, on, first))
@@ -104,16 +106,17 @@ def ratios(name: str, batch_size: int, steps: int, *, ghost: bool = False) -> di
     }
 
 
-def run(steps: int = 1600) -> dict[str, object]:
+def run(steps: int = 1600, accelerator: str = "cpu") -> dict[str, object]:
     """Return ratios for two nets and two batch sizes, and for ghost clipping."""
     quiet()
     results: dict[str, object] = {}
     for name in NETS:
-        ghost = ratios(name, 64, steps, ghost=True)
+        ghost = ratios(name, 64, steps, ghost=True, accelerator=accelerator)
         results |= {f"{name}, ghost, batch 64, {kind}": round(r, 3) for kind, r in ghost.items()}
     for name in NETS:
         for batch_size in BATCH_SIZES:
-            measured = ratios(name, batch_size, steps if batch_size == 64 else steps // 2)
+            own = steps if batch_size == 64 else steps // 2
+            measured = ratios(name, batch_size, own, accelerator=accelerator)
             for kind, ratio in measured.items():
                 results[f"{name}, batch {batch_size}, {kind}"] = round(ratio, 3)
     return results

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -196,13 +197,20 @@ class GhostClassifier(Classifier):
         return optimizer
 
 
-def trainer(steps: int, *callbacks: pl.Callback) -> pl.Trainer:
+def now() -> float:
+    """Return a time in seconds, after the work that accelerators were given."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()
+
+
+def trainer(steps: int, *callbacks: pl.Callback, accelerator: str = "cpu") -> pl.Trainer:
     """Return a Trainer of a given number of steps that writes nothing."""
     return pl.Trainer(
         max_steps=steps,
         max_epochs=-1,
         callbacks=list(callbacks),
-        accelerator="cpu",
+        accelerator=accelerator,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -1,6 +1,6 @@
 """Four trainings on scikit-learn's digits: a correct one, and three with a false privacy claim.
 
-    python examples/digits.py [--report-dir demo]
+    python examples/digits.py [--report-dir demo] [--accelerator cpu]
 
 Each is an ordinary Lightning training with Opacus plus one callback. The faults are small changes
 to Opacus' optimizer, each of a kind that was found in real code:
@@ -130,7 +130,7 @@ RUNS: dict[str, tuple[type[DPOptimizer], str]] = {
 }
 
 
-def train(name: str, report_dir: Path, seed: int = 1) -> Verdict:
+def train(name: str, report_dir: Path, seed: int = 1, accelerator: str = "cpu") -> Verdict:
     """Train one of `RUNS` under audit; return the verdict."""
     pl.seed_everything(seed, verbose=False)
     # By default a training stops after the step that shows a violation, and raises an exception.
@@ -145,7 +145,7 @@ def train(name: str, report_dir: Path, seed: int = 1) -> Verdict:
     trainer = pl.Trainer(
         max_epochs=EPOCHS if name == "correct" else 1,
         callbacks=[audit],
-        accelerator="cpu",
+        accelerator=accelerator,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -159,7 +159,9 @@ def train(name: str, report_dir: Path, seed: int = 1) -> Verdict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--report-dir", type=Path, default=Path("demo"))
-    folder = parser.parse_args().report_dir
+    parser.add_argument("--accelerator", default="cpu", help="of the Trainer: auto, cpu, cuda, mps")
+    options = parser.parse_args()
+    folder = options.report_dir
     torch.set_num_threads(1)  # the net is too small for more
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     logging.getLogger("lightning_audit").setLevel(logging.CRITICAL)  # the reports have everything
@@ -169,7 +171,7 @@ def main() -> int:
     wrong = 0
     table = Table("training", "verdict", "likely fault", "first seen", box=box.ASCII2)
     for name, (_, fault) in RUNS.items():
-        verdict = train(name, folder / name.replace(" ", "-"))
+        verdict = train(name, folder / name.replace(" ", "-"), accelerator=options.accelerator)
         expected = "VIOLATION" if fault else "PASS"
         wrong += verdict.outcome != expected or not verdict.fault.startswith(fault)
         found, root = verdict.fault.partition(":")[0], verdict.root

@@ -1,6 +1,6 @@
 """Hand-written DP-SGD in three ways, each audited on scikit-learn's digits.
 
-    python examples/hand_written.py [--report-dir demo/hand-written]
+    python examples/hand_written.py [--report-dir demo/hand-written] [--accelerator cpu]
 
 - vmap: stacked per-sample gradients by torch.func, in manual optimization;
 - one by one: a loop over the samples of a batch, in manual optimization;
@@ -169,14 +169,14 @@ class OwnOptimizer(Digits):
 RUNS = {"vmap": ByVmap, "one by one": OneByOne, "own optimizer": OwnOptimizer}
 
 
-def train(name: str, report_dir: Path) -> str:
+def train(name: str, report_dir: Path, accelerator: str = "cpu") -> str:
     """Train one of `RUNS` under audit; return the outcome."""
     pl.seed_everything(1, verbose=False)
     audit = PrivacyAudit(claim=CLAIM, report_dir=report_dir, seed=1)
     trainer = pl.Trainer(
         max_epochs=EPOCHS,
         callbacks=[audit],
-        accelerator="cpu",
+        accelerator=accelerator,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -193,12 +193,16 @@ def train(name: str, report_dir: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--report-dir", type=Path, default=Path("demo/hand-written"))
-    folder = parser.parse_args().report_dir
+    parser.add_argument("--accelerator", default="cpu", help="of the Trainer: auto, cpu, cuda, mps")
+    options = parser.parse_args()
+    folder = options.report_dir
     torch.set_num_threads(1)  # the net is too small for more
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     # Lightning warns about loaders and workers, which is irrelevant here.
     warnings.filterwarnings("ignore", module="opacus|pytorch_lightning|torch|lightning_utilities")
-    outcomes = {name: train(name, folder / name.replace(" ", "-")) for name in RUNS}
+    outcomes = {
+        name: train(name, folder / name.replace(" ", "-"), options.accelerator) for name in RUNS
+    }
     print("\n=== summary ===", *(f"  {n:<16}{found}" for n, found in outcomes.items()), sep="\n")
     return int(set(outcomes.values()) != {"PASS"})
 

@@ -29,6 +29,30 @@ if TYPE_CHECKING:
     from lightning_audit.callbacks.privacy_audit import PrivacyAudit
     from lightning_audit.testing.selftest_pool import Result
 
+# --- Where `plan` and `selftest` train.
+
+#: Accelerators by Lightning's names.
+_ACCELERATORS = ("auto", "cpu", "cuda", "mps")
+
+
+def _accelerator(named: str) -> str:
+    """Return an accelerator that is available; for "auto" the one that torch has here.
+
+    Raises:
+        Refused: If torch does not have it here.
+    """
+    import torch
+
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    here = found.type if found is not None and found.type in _ACCELERATORS else "cpu"
+    if named not in ("auto", "cpu", here):
+        raise Refused(
+            f"--accelerator {named} is not available: torch has {here} here; pass --accelerator "
+            f"{here}, or auto"
+        )
+    return here if named == "auto" else named
+
+
 # --- `lightning-audit plan`: whether a training can be audited, and what that takes.
 
 _GIVES = (
@@ -53,6 +77,11 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "datamodule), or for a plain loop (model, optimizer, loader, step), with a function that "
         "takes one step on a batch; a module's name may replace the file",
     )
+    parser.add_argument(
+        "--accelerator",
+        choices=_ACCELERATORS,
+        help="of a Trainer that states none (default: as the training says)",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -60,11 +89,15 @@ def run_plan(options: argparse.Namespace) -> int:
     """Print a preview of the audit.
 
     Raises:
-        Refused: If there is no such function, or it returns no training.
+        Refused: If there is no such function, it returns no training, or it trains elsewhere.
     """
+    from lightning_audit.many.engines import environment
+
+    wanted = options.accelerator and _accelerator(options.accelerator)
     training = _function(options.training)
     try:
-        given = training()
+        with environment({"PL_TRAINER_ACCELERATOR": wanted} if wanted else {}):  # Lightning's own
+            given = training()
     except (Exception, SystemExit) as error:
         raise Refused(f"{options.training} raised {type(error).__name__}: {error}") from error
     if not isinstance(given, tuple):
@@ -73,6 +106,11 @@ def run_plan(options: argparse.Namespace) -> int:
     predict = _of_trainer(given) if len(given) in (2, 3) else _of_loop(given)
     if predict is None:
         raise Refused(f"{options.training} returned ({kinds}); {_GIVES}")
+    if wanted and (own := _device_of(given)) != wanted:
+        raise Refused(
+            f"{options.training} trains on {own}, and --accelerator says {wanted}; state no "
+            "accelerator in its Trainer, or put the model of its loop there"
+        )
     try:
         told = predict()
     except Exception as error:  # something cannot be copied, or the user's code failed
@@ -102,6 +140,13 @@ def _of_loop(given: tuple[Any, ...]) -> Callable[[], Any] | None:
         if isinstance(arguments, dict)
         else None
     )
+
+
+def _device_of(given: tuple[Any, ...]) -> str:
+    """Return the kind of device that a training or a loop is on."""
+    if hasattr(given[0], "fit"):
+        return str(given[0].strategy.root_device.type)
+    return str(next(given[0].parameters()).device.type)
 
 
 def _audit_of(trainer: Any) -> PrivacyAudit:
@@ -177,6 +222,12 @@ def add_selftest_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"trainings at a time (default: the number of processors, {_JOBS} at most)",
     )
+    parser.add_argument(
+        "--accelerator",
+        choices=_ACCELERATORS,
+        default="cpu",
+        help="where to train (default: cpu); faults of several processes train on the CPU",
+    )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
@@ -195,7 +246,8 @@ def run_selftest(options: argparse.Namespace) -> int:
     except ImportError as error:
         raise Refused(f"selftest cannot run: {error}") from error
     try:
-        wanted = selftest.planned(options.fault or (), quick=options.quick)
+        place = _accelerator(options.accelerator)
+        wanted = selftest.planned(options.fault or (), quick=options.quick, accelerator=place)
     except ValueError as error:
         raise Refused(str(error)) from error
     started = time.perf_counter()

@@ -207,6 +207,8 @@ def store_of(
         StoreError: see `TrainingStore`.
     """
     digests = digests_of(work, identity)
+    if device := work.drawn_on:
+        parts = {**parts, "device": device}
     mixed = secrets.randbits(128)
     if seed is not None:
         asked = [identity, *map(_known_digest, (work.score, work.worlds.records))]

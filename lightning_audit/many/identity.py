@@ -50,6 +50,9 @@ _PARTS: Mapping[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),
     functools._lru_cache_wrapper: ("__wrapped__",),
 }
+#: Metadata of a dataclass' field that is no part of an identity while it is None: stores were begun
+#: before there was such a field.
+COUNTS_IF_SET: Mapping[str, bool] = {"counts_if_set": True}
 #: Methods that change a container.
 _CHANGES = {"append", "add", "update", "setdefault", "extend", "insert", "pop", "popitem", "clear"}
 #: Types that are written in C have no Python source, and may hold state that nothing shows.
@@ -177,7 +180,11 @@ def _of_object(value: Any, path: _Path) -> Any:
     if hasattr(value, "state_dict") and hasattr(value, "named_modules"):
         return ["module", _of(kind, path), _of_attributes(vars(value), path)]
     if dataclasses.is_dataclass(value):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        fields = {
+            f.name: getattr(value, f.name)
+            for f in dataclasses.fields(value)
+            if "counts_if_set" not in f.metadata or getattr(value, f.name) is not None
+        }
         return ["dataclass", _of(kind, path), _of(fields, path)]
     own = [vars(each) for each in kind.__mro__[:-1]]
     plain = not any("__reduce__" in names or "__reduce_ex__" in names for names in own)

@@ -82,7 +82,7 @@ class Records:
     def as_inputs(self, values: Any, like: Any) -> Any:
         """Return an array as the type of ``like``: a tensor or an array of its dtype."""
         if isinstance(like, Tensor):
-            return torch.as_tensor(values, dtype=like.dtype, device=like.device)
+            return torch.as_tensor(values, dtype=like.dtype).to(like.device)
         return np.asarray(values, dtype=like.dtype if hasattr(like, "dtype") else None)
 
     def rearranged(self, rows: ArrayLike, others: Sequence[Any] = ()) -> Any:
@@ -141,6 +141,11 @@ def columns_of(data: Any) -> tuple[Any, ...] | None:
             "row a record and equal lengths; give a list for a list of records."
         )
     return data
+
+
+def _array(values: Any) -> NDArray[Any]:
+    """Return an array or a tensor of any device as an array."""
+    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
 
 
 def _with_rows(column: Any, new: list[Any]) -> Any:
@@ -446,7 +451,9 @@ def _logits(model: Any, batch: Tensor) -> Tensor:
     if isinstance(model, nn.Module):
         model.eval()
         first = next(model.parameters(), None)
-        batch = batch if first is None else batch.to(first.device)
+        if first is not None:  # doubles in the model's dtype: MPS has none
+            wide = batch.dtype == torch.float64 and first.is_floating_point()
+            batch = batch.to(first.device, first.dtype if wide else batch.dtype)
     with torch.no_grad():
         outputs = model(batch)
     size = len(batch)
@@ -456,7 +463,7 @@ def _logits(model: Any, batch: Tensor) -> Tensor:
             f"the model returns {form} and not logits, [{size}, classes]; give score=, a function "
             "of (model, record)."
         )
-    return outputs.detach().double().cpu().reshape(size, -1)
+    return outputs.detach().cpu().double().reshape(size, -1)
 
 
 # --- Canaries of an audit over many trainings: records that one world has and the other has not.
@@ -542,7 +549,7 @@ class Crafted:
                 f"canary={self!r} needs at most {_MOST_FEATURES} features a record, and these have "
                 f"{features}; give Blank(), Mislabeled() or ChosenRecord()."
             )
-        flat = np.stack([np.asarray(data.labeled(i)[0]).ravel() for i in range(len(data))])
+        flat = np.stack([_array(data.labeled(i)[0]).ravel() for i in range(len(data))])
         flat = flat.astype(np.float64)
         _, directions = np.linalg.eigh(flat.T @ flat)
         length = self.length

@@ -289,9 +289,11 @@ class TrainingStore(Ended):
             kept = Contents(self._db, self.folder)
         parts = {**kept.identity, **identity}
         if other := [part for part in parts if kept.identity.get(part) != identity.get(part)]:
+            devices = [facts.get("device", "cpu") for facts in (kept.identity, identity)]
+            both = f" (there {devices[0]}; here {devices[1]})" if "device" in other else ""
             raise StoreError(
-                f"{self.folder} holds trainings with another {', another '.join(other)}; give "
-                "store= a new folder, or the arguments with which the store was begun."
+                f"{self.folder} holds trainings with another {', another '.join(other)}{both}; "
+                "give store= a new folder, or the arguments with which the store was begun."
             )
         if (plan.canaries, plan.pairs) != (kept.plan.canaries, kept.plan.pairs):
             raise StoreError(

@@ -157,7 +157,8 @@ class Work:
 
     Args:
         train: function of (data set, seed); or an object with ``many(data_sets, seeds)``, which
-            trains all at once and returns one result each.
+            trains all at once and returns one result each. If its numbers depend on a device,
+            ``drawn_on(data_set)`` says on which, and a store keeps it.
         worlds: the data sets.
         score: function of (result of ``train``, record) that returns a number; None for
             `LogitMargin` unless ``train`` itself returns numbers. An object with
@@ -172,6 +173,13 @@ class Work:
     def at_once(self) -> bool:
         """Whether the trainings of a block are one call."""
         return hasattr(self.train, "many")
+
+    @property
+    def drawn_on(self) -> str:
+        """What the training says of the device that draws its numbers; empty for nothing."""
+        data = self.worlds.data
+        data = data.without if isinstance(data, Neighbors) else data
+        return self.train.drawn_on(data) if hasattr(self.train, "drawn_on") else ""
 
     def run(self, block: Block) -> Iterator[Outcome]:
         """Yield what each training gave, in order.

@@ -46,6 +46,8 @@ class Fault:
         warn_only: whether no privacy is lost, so that the check warns and fails no gate.
         reason: why the fault is found late, if it is.
         named: name of the first of `Verdict.faults`, if it differs from the fault's name.
+        otherwise: another finding, and how `Verdict.fault` then begins, if the noise decides which
+            of two names comes first.
         processes: number of processes that train; for several see
             `lightning_audit.testing.runs.train_together`.
         trainer: further arguments of the Trainer.
@@ -68,6 +70,7 @@ class Fault:
     warn_only: bool = False
     reason: str = ""
     named: str = ""
+    otherwise: tuple[str, str] | None = None
     processes: int = 1
     trainer: Mapping[str, Any] = field(default_factory=dict)
     resumes: bool = False

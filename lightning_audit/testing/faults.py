@@ -230,6 +230,7 @@ OF_THE_OPTIMIZER = (
         NOISE_WHOLE.name,
         optimizer=faulty.LessNoiseOnLargest,
         named="noise_too_small_over_a_tensor",
+        otherwise=(NOISE_TENSOR.name, "noise of some tensors"),
     ),
     Fault(
         "one_key_for_all_tensors",

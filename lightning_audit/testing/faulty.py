@@ -221,7 +221,8 @@ class PooledNoise(OwnNoise):
 
     def unit_noise(self) -> Tensors:
         """Return one vector of the pool."""
-        chosen = int(torch.randint(POOL, (), generator=self.generator))
+        device = self.params[0].device
+        chosen = int(torch.randint(POOL, (), device=device, generator=self.generator))
         generator = torch.Generator().manual_seed(chosen)
         return [torch.randn(p.shape, generator=generator) for p in self.params]
 
@@ -285,7 +286,7 @@ class SeededBySum(OwnNoise):
 
     def unit_noise(self) -> Tensors:
         """Return noise that depends on the records."""
-        total = sum(float(p.summed_grad.double().sum()) for p in self.params)
+        total = sum(float(p.summed_grad.cpu().double().sum()) for p in self.params)
         device = self.params[0].device
         self.generator = torch.Generator(device).manual_seed(int(abs(total) * 1e6) % 2**31)
         return super().unit_noise()

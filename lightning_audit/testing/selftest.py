@@ -174,12 +174,15 @@ class Row:
         return f"{'healthy' if self.healthy else self.fault.name}, {self.configuration}"
 
 
-def planned(faults: Collection[str] = (), *, quick: bool = False) -> tuple[Row, ...]:
+def planned(
+    faults: Collection[str] = (), *, quick: bool = False, accelerator: str = "cpu"
+) -> tuple[Row, ...]:
     """Return the trainings to run.
 
     Args:
         faults: names of faults; empty for all of them and the healthy trainings.
         quick: only two faults and one healthy training, or the named faults in their own trainings.
+        accelerator: of the Trainer; faults of several processes train on the CPU.
 
     Raises:
         ValueError: a name is not that of a fault.
@@ -193,7 +196,13 @@ def planned(faults: Collection[str] = (), *, quick: bool = False) -> tuple[Row, 
         rows += [row for fault in wanted for row in (*_elsewhere(fault), *_published(fault))]
     if not faults:
         rows += _healthy()[:1] if quick else _healthy()
-    return tuple(rows)
+    return tuple(rows if accelerator == "cpu" else (_moved(row, accelerator) for row in rows))
+
+
+def _moved(row: Row, accelerator: str) -> Row:
+    """Return a row that trains on an accelerator."""
+    trainer = {**row.fault.trainer, "accelerator": accelerator}
+    return replace(row, fault=replace(row.fault, trainer=trainer))
 
 
 def _own_training(fault: Fault) -> str:

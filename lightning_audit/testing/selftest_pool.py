@@ -119,8 +119,12 @@ def status_of(row: Row, report: AuditReport) -> tuple[Status, bool | None]:
         return ("warned" if named else "named otherwise"), named
     if not accused:
         return "not found", False
-    seen = _says(report.checks, "violated", fault.check) is not None
-    named = seen and report.verdict.fault.startswith(fault.sentence)
+    names = [(fault.check, fault.sentence), *([fault.otherwise] if fault.otherwise else [])]
+    named = any(
+        _says(report.checks, "violated", check) is not None
+        and report.verdict.fault.startswith(sentence)
+        for check, sentence in names
+    )
     return ("found" if named else "named otherwise"), named
 
 

@@ -805,15 +805,16 @@ class BackwardAfterNoise(Configured):
 
 
 class SeededNoise(Configured):
-    """The noise generator is seeded when the module is created, also in a resumed training."""
+    """The noise generator is seeded when a training begins, also a resumed one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        generator = torch.Generator().manual_seed(5)
-        self.net, self._optimizer, _ = self._private(noise_generator=generator)
+        self.net, self._optimizer, _ = self._private()  # a checkpoint has its names of parameters
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizer of make_private."""
+        """Return the optimizer of make_private, with a generator on the device of its weights."""
+        device = next(self.net.parameters()).device
+        self._optimizer.generator = torch.Generator(device).manual_seed(5)
         return self._optimizer
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
+import torch
 import yaml
 from places import EXAMPLES, REPOSITORY
 
@@ -305,6 +307,10 @@ def build():
     return trainer(), PrivateModule()
 
 
+def build_anywhere():
+    return pl.Trainer(max_epochs=1, logger=False), PrivateModule()
+
+
 def refused():
     return trainer(PrivacyAudit(canaries=[Mislabeled()])), PrivateModule()
 
@@ -394,6 +400,36 @@ def plan(tmp_path, own_path, cli):
     path = tmp_path / "trainings_to_plan.py"
     path.write_text(TRAININGS)
     return lambda named, *options: cli("plan", *options, named.format(file=path))
+
+
+@pytest.fixture
+def has_mps(monkeypatch):
+    """A machine of which torch says that it has MPS."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+
+
+@pytest.mark.training
+def test_a_trainer_that_states_no_accelerator_gets_that_of_the_command(plan, monkeypatch):
+    made = []
+    begin = pl.Trainer.__init__
+
+    def told(self: Any, *arguments: Any, **settings: Any) -> None:
+        made.append(os.environ.get("PL_TRAINER_ACCELERATOR"))
+        begin(self, *arguments, **settings)
+
+    monkeypatch.setattr(pl.Trainer, "__init__", told)
+    assert plan("{file}:build_anywhere", "--accelerator", "cpu").code == 0
+    assert (made[0], "PL_TRAINER_ACCELERATOR" in os.environ) == ("cpu", False)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("has_mps")
+@pytest.mark.parametrize("name", ["build", "loop"])
+def test_a_training_that_is_elsewhere_is_not_planned_on_an_accelerator(plan, name):
+    said = plan(f"{{file}}:{name}", "--accelerator", "auto")
+    assert said.code == 2
+    assert "trains on cpu, and --accelerator says mps; state no accelerator in its T" in said.err
 
 
 @pytest.mark.training
@@ -523,6 +559,28 @@ def test_an_unknown_fault_is_refused_with_the_known_ones_before_anything_runs(ru
     assert said.code == 2
     assert "--fault noisy must be one of" in said.err
     assert all(name in said.err for name in FAULTS)
+
+
+@pytest.mark.usefixtures("has_mps")
+@pytest.mark.parametrize(("named", "place"), [("auto", "mps"), ("mps", "mps"), ("cpu", None)])
+def test_all_faults_train_on_the_accelerator_with_their_other_settings(run_all, cli, named, place):
+    seen: list[Any] = []
+    run_all(lambda rows, *_: seen.extend(rows) or (FOUND,))
+    assert cli("selftest", "--accelerator", named).code == 0
+    assert {row.fault.trainer.get("accelerator") for row in seen} == {place}
+    (one,) = [row.fault for row in seen if row.fault.name == "accumulation_scales_twice"]
+    assert one.trainer["accumulate_grad_batches"] == 2
+
+
+@pytest.mark.parametrize("command", [("selftest",), ("plan", "json:dumps")])
+def test_an_accelerator_that_torch_lacks_is_refused_before_anything_runs(
+    run_all, cli, monkeypatch, command
+):
+    run_all(lambda *_: pytest.fail("a training ran"))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    said = cli(*command, "--accelerator", "cuda")
+    assert said.code == 2
+    assert "--accelerator cuda is not available: torch has cpu here; pass --acc" in said.err
 
 
 def test_an_interrupt_has_its_own_exit_code(run_all, cli):

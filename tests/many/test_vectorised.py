@@ -2,6 +2,7 @@
 
 import pickle
 import signal
+from dataclasses import fields, make_dataclass
 
 import numpy as np
 import pytest
@@ -13,11 +14,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from lightning_audit import PrivacyClaim, audit_training
-from lightning_audit.many import DPSGDMany, LogitMargin, ThisProcess
+from lightning_audit.many import DPSGDMany, LogitMargin, ThisProcess, vectorised
 from lightning_audit.many.engines import packed
 from lightning_audit.many.identity import digest_of
-from lightning_audit.many.records import Blank, Many
-from lightning_audit.many.store import Plan, TrainingStore
+from lightning_audit.many.records import Blank, Crafted, Many, Mislabeled, Records
+from lightning_audit.many.store import Plan, StoreError, TrainingStore
 from lightning_audit.many.worlds import Work, worlds_of
 
 pytestmark = pytest.mark.training
@@ -225,12 +226,21 @@ test_a_bad_argument_is_named = refused_changes(
     ({"model": nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8))}, "BatchNorm"),
     ({"model": nn.Sequential(nn.Linear(64, 8), nn.Dropout(0.1))}, "Dropout"),
     ({"model": nn.Tanh()}, "no trained parameter"),
+    ({"device": "gpu"}, "device='gpu' must be a device of torch"),
+    ({"device": 1.5}, "device=1.5 must be a device of torch"),
 )
 test_bad_data_are_named = refusals(
     (lambda: training().many([DATA, DATA], [0]), "seeds has 1 entries for 2 data sets"),
     (lambda: training()((DATA[0],), 0), "these have 1 entries"),
     (lambda: training()([(torch.zeros(64), 1), (torch.zeros(63), 1)], 0), "records of one shape"),
+    (lambda: training(device="cuda:99")(DATA, 0), "device='cuda:99' cannot hold this model here"),
+    (lambda: training()(on_meta(), 0), "device='meta' of the data cannot hold this model here"),
+    (lambda: training().many([DATA, on_meta()], [0, 1]), "data sets are on cpu and meta; give dev"),
 )
+
+
+def on_meta():
+    return tuple(column.to("meta") for column in DATA)
 
 
 def test_frozen_parameters_keep_the_values_of_their_seed():
@@ -245,3 +255,136 @@ def test_frozen_parameters_keep_the_values_of_their_seed():
         start = frozen()
         assert torch.equal(model[0].weight, start[0].weight)
         assert differences([model[2]], [start[2]]) > 0.001
+
+
+# --- How accelerators draw, here on the CPU: one generator a block.
+
+
+@pytest.fixture
+def one_generator(monkeypatch):
+    monkeypatch.setattr(vectorised, "_draws_blocks", lambda device: True)
+
+
+@pytest.mark.usefixtures("one_generator")
+@pytest.mark.parametrize("model", [mlp, conv])
+def test_with_one_generator_a_model_is_the_plain_loop_of_the_batches_that_it_draws(model):
+    train = training(model, noise_multiplier=0.0)
+    draws = vectorised._BlockDraws(SEEDS, torch.device("cpu"))
+    drawn = [draws.poisson([len(data[1]) for data in SETS], 0.2).tolist() for _ in range(STEPS)]
+    loss = nn.functional.cross_entropy
+    plain = []
+    for number, (data, seed) in enumerate(zip(SETS, SEEDS, strict=True)):
+        batches = [[record for record in step[number] if record >= 0] for step in drawn]
+        plain.append(looped(train, data, seed, loss, batches))
+    assert differences(train.many(SETS, SEEDS), plain) < CLOSE
+
+
+def test_full_batches_without_noise_do_not_depend_on_how_numbers_are_drawn(monkeypatch):
+    train = training(mlp, noise_multiplier=0.0, **FULL)
+    own = train.many(SETS, SEEDS)
+    monkeypatch.setattr(vectorised, "_draws_blocks", lambda device: True)
+    assert differences(train.many(SETS, SEEDS), own) == 0.0
+
+
+def test_one_generator_draws_each_record_of_each_model_at_the_sampling_rate():
+    draws = vectorised._BlockDraws([7], torch.device("cpu"))
+    sizes, rate, steps = [60, 61] * 200, 0.2, 20
+    counts = torch.zeros(len(sizes), max(sizes))
+    for _ in range(steps):
+        index = draws.poisson(sizes, rate)
+        ended = (index < 0).int().diff(dim=1) >= 0
+        assert ended.all()  # padding comes last
+        padded = torch.where(index < 0, max(sizes), index)
+        counts += torch.zeros(len(sizes), max(sizes) + 1).scatter_(1, padded, 1.0)[:, :-1]
+    assert not counts[::2, 60:].any()
+    # Chi-square of records' and of models' counts, 5 standard deviations wide.
+    for total, each in ((counts[:, :60].sum(0), 400 * steps), (counts[1::2].sum(1), 61 * steps)):
+        squares = (total - each * rate).square().sum() / (each * rate * (1 - rate))
+        assert abs(float(squares) - len(total)) < 5 * (2 * len(total)) ** 0.5
+    pairs = float((counts[0::2, :60] - 4).mul(counts[1::2, :60] - 4).mean())
+    assert abs(pairs) < 5 * steps * rate * (1 - rate) / 12_000**0.5  # models are independent
+
+
+@pytest.mark.usefixtures("one_generator")
+def test_with_one_generator_all_noise_has_its_variance_and_is_independent():
+    train = training(known_start(), sample_rate=1e-6)
+    models = train.many([DATA] * 200, list(range(200)))
+    noise = torch.stack([model.weight.detach().flatten() for model in models])
+    deviation = 0.8 * 0.5 / 12 * STEPS**0.5
+    assert float(noise.std()) == pytest.approx(deviation, rel=5 / (2 * noise.numel()) ** 0.5)
+    assert float(noise.mean(1).std()) == pytest.approx(deviation / 640**0.5, rel=5 / 400**0.5)
+    assert float(noise.mean(0).std()) == pytest.approx(deviation / 200**0.5, rel=5 / 1280**0.5)
+
+
+@pytest.mark.usefixtures("one_generator")
+def test_with_one_generator_a_block_is_that_of_its_seeds_and_no_other_blocks():
+    train = training(known_start())
+    first, again = (train.many([DATA] * 2, [5, 6]) for _ in range(2))
+    assert differences(first, again) == 0.0
+    for seeds in ([7, 6], [5, 7], [5], [5, 6, 7]):
+        others = train.many([DATA] * len(seeds), seeds)
+        for one, other in zip(first, others, strict=False):
+            assert differences([one], [other]) > 0.01
+
+
+@pytest.mark.usefixtures("one_generator")
+def test_an_audit_with_one_generator_finds_half_the_noise(tmp_path):
+    audit = audited(2.0, 400, tmp_path)
+    assert audit.verdict.outcome == "VIOLATION"
+    assert audit.trainings <= 300
+
+
+class OnADevice(torch.Tensor):
+    """A tensor that NumPy cannot read before it is copied to the CPU."""
+
+    def __array__(self, *_):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+
+@pytest.mark.usefixtures("one_generator")
+@pytest.mark.parametrize("canary", [Crafted(), Blank(), Mislabeled()])
+def test_data_of_a_device_are_audited(canary, tmp_path):
+    data = tuple(column.as_subclass(OnADevice) for column in DATA)
+    claim, given = (9.0, 1e-5), {"trainings": 12, "engine": ThisProcess(), "display": False}
+    audit = audit_training(training(), data, claim, canary=canary, store=tmp_path, **given)
+    assert (audit.trainings, audit.failures) == (12, 0)
+    for one, other in zip(
+        canary.records(Records(data)), canary.records(Records(DATA)), strict=True
+    ):
+        assert torch.equal(one[0].cpu(), other[0])
+
+
+def test_arrays_of_doubles_are_trained_and_scored_by_a_model_of_floats(tmp_path):
+    arrays = (DATA[0].double().numpy(), DATA[1].numpy())
+    given = {"trainings": 12, "engine": ThisProcess(), "display": False}
+    audit = audit_training(training(), arrays, (9.0, 1e-5), store=tmp_path, **given)
+    assert (audit.trainings, audit.failures) == (12, 0)
+
+
+def test_a_store_of_another_device_is_refused_and_both_are_named(monkeypatch, tmp_path):
+    audited(4.0, 4, tmp_path / "cpu")
+    monkeypatch.setattr(vectorised, "_draws_blocks", lambda device: True)
+    audited(4.0, 4, tmp_path / "block")
+    there = r"another device \(there cpu; here cpu, one generator a block\); give store="
+    with pytest.raises(StoreError, match=there):
+        audited(4.0, 4, tmp_path / "cpu")
+    monkeypatch.undo()
+    here = r"another device \(there cpu, one generator a block; here cpu\); give store="
+    with pytest.raises(StoreError, match=here):
+        audited(4.0, 4, tmp_path / "block")
+
+
+def test_a_device_counts_in_the_digest_and_none_is_that_of_stores_before_there_was_one():
+    digests = [digest_of(training(device=device)) for device in (None, "cpu", "cuda")]
+    assert len({*digests}) == 3
+    before = make_dataclass("DPSGDMany", [f.name for f in fields(DPSGDMany) if f.name != "device"])
+    before.__module__ = DPSGDMany.__module__  # a class of the library counts by its name
+    values = {f.name: getattr(training(), f.name) for f in fields(before)}
+    assert digest_of(before(**values)) == digests[0]
+    assert training(device="cuda").drawn_on(DATA) == "cuda, one generator a block"
+    assert training(device="cuda:1").drawn_on(DATA) == "cuda, one generator a block"
+    assert training().drawn_on(on_meta()).startswith("meta")  # that of the data
+    assert training().drawn_on(DATA) == training().drawn_on([(np.zeros(64), 1)]) == ""

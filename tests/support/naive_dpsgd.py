@@ -35,11 +35,17 @@ def batches_of(train: DPSGDMany, records: int, seed: int) -> list[list[int]]:
     return list(sampler)
 
 
-def looped(train: DPSGDMany, data: Data, seed: int, loss: Callable[..., Any]) -> torch.nn.Module:
-    """One backward pass a record."""
+def looped(
+    train: DPSGDMany,
+    data: Data,
+    seed: int,
+    loss: Callable[..., Any],
+    batches: Sequence[Sequence[int]] | None = None,
+) -> torch.nn.Module:
+    """One backward pass a record, of Opacus' batches or of these."""
     model, generator = start_of(train, seed), noise_generator(seed)
     parameters = list(model.parameters())
-    for batch in batches_of(train, len(data[1]), seed):
+    for batch in batches or batches_of(train, len(data[1]), seed):
         total = [torch.zeros_like(p) for p in parameters]
         for index in batch:
             value = loss(model(data[0][index : index + 1]), data[1][index : index + 1])

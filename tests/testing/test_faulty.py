@@ -6,6 +6,8 @@ from opacus.optimizers import DPOptimizer
 from planted import private
 
 from lightning_audit.testing import faulty
+from lightning_audit.testing.fault import _KINDS as KINDS
+from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.faulty import AliasedSum, SumOfSums
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -267,3 +269,34 @@ def test_a_sum_that_shares_memory_is_lost_when_the_next_part_begins():
         optimizer.accumulate()
     # Right would be 11: the first part is gone, and the second is there twice.
     assert all((p.summed_grad == 20.0).all() for p in optimizer.params)
+
+
+#: Faults that read numbers or seed a generator, which torch's "meta" device does not have.
+READ = (
+    *("same_noise_at_every_step", "noise_in_a_cycle", "few_seeds", "one_key_for_all_tensors"),
+    *("noise_of_a_pool", "noise_seeded_by_gradients"),
+)
+PLANTED = {
+    name: fault
+    for name, fault in FAULTS.items()
+    if fault.optimizer is not None and not issubclass(fault.optimizer, KINDS)
+}
+
+
+@pytest.mark.parametrize("name", sorted({*PLANTED} - {*READ}))
+def test_a_fault_keeps_its_step_on_the_device_of_the_parameters(name):
+    shapes = ((8, 4), (8,), (6, 8))
+    params = [torch.nn.Parameter(torch.zeros(shape, device="meta")) for shape in shapes]
+    optimizer = DPOptimizer(
+        torch.optim.SGD(params, lr=0.1),
+        noise_multiplier=0.5,
+        max_grad_norm=0.5,
+        expected_batch_size=4,
+    )
+    PLANTED[name].apply(optimizer)
+    for p in params:
+        p.grad_sample = torch.zeros(5, *p.shape, device="meta")
+    optimizer.clip_and_accumulate()  # another device's tensor among these raises
+    optimizer.add_noise()
+    optimizer.scale_grad()
+    assert {p.grad.device.type for p in params} == {"meta"}

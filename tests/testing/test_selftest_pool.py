@@ -91,6 +91,7 @@ def test_trainings_that_break_off_are_rows_and_the_others_go_on():
 
 
 SEEN = FAULTS["half_noise"]
+OR_MU = replace(SEEN, otherwise=("mu", "no noise"))
 WARNED = replace(SEEN, warn_only=True, sentence="se")
 WARNED_OTHERWISE = replace(WARNED, sentence="sa")
 SMALL = "noise scale too small: 0.5"
@@ -108,6 +109,7 @@ def report(outcome: Any = "PASS", fault: str = "", **statuses: str) -> AuditRepo
 VIOLATED = report("VIOLATION", SMALL, mu="violated", noise="violated")
 OTHERWISE = report("VIOLATION", "no noise", noise="violated")
 OTHER_FINDING = report("VIOLATION", SMALL, mu="violated", noise="ok")
+OTHER_NAME = report("VIOLATION", "no noise", mu="violated", noise="ok")
 NOTHING = report("PASS", noise="ok")
 TOLD = report("PASS", mu="warned", noise="warned")
 
@@ -118,6 +120,11 @@ TOLD = report("PASS", mu="warned", noise="warned")
         (SEEN, VIOLATED, "found", True),
         (SEEN, OTHERWISE, "named otherwise", False),
         (SEEN, OTHER_FINDING, "named otherwise", False),
+        (SEEN, OTHER_NAME, "named otherwise", False),
+        (OR_MU, OTHER_NAME, "found", True),
+        (OR_MU, VIOLATED, "found", True),
+        (OR_MU, OTHERWISE, "named otherwise", False),
+        (OR_MU, OTHER_FINDING, "named otherwise", False),
         (SEEN, NOTHING, "not found", False),
         (SEEN, TOLD, "not found", False),
         (WARNED, TOLD, "warned", True),

@@ -110,6 +110,22 @@ def test_a_resumed_training_draws_the_noise_of_the_first_run_again():
     assert torch.equal(first, second)
 
 
+def test_its_generator_is_made_on_the_device_of_the_parameters(monkeypatch):
+    module, made = SeededNoise(), []
+    module.net.to("meta")
+
+    class Generator:
+        def __init__(self, device):
+            made.append(device.type)
+
+        def manual_seed(self, seed):
+            return self
+
+    monkeypatch.setattr(torch, "Generator", Generator)
+    assert isinstance(module.configure_optimizers().generator, Generator)
+    assert made == ["meta"]
+
+
 def test_the_steps_are_told_to_the_accountant_of_gaussian_dp():
     held = GdpAccountant().configure_optimizers().step_hook.__closure__
     assert any(isinstance(cell.cell_contents, GaussianAccountant) for cell in held)
