@@ -235,7 +235,7 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
     """
     answers: dict[str, Answer] = {}
     replay = asked.replay
-    asked, reason = _prepared(asked, whole=len(names) > 1)
+    asked, reason = _prepared(asked)
     for name, question in QUESTIONS.items():
         if name not in names:
             continue
@@ -308,19 +308,20 @@ def _unless_full(question: Callable[[Asked], Answer], asked: Asked) -> Answer:
 _PART, _LARGER, _FROM = 16, 64, 24
 
 
-def _prepared(asked: Asked, *, whole: bool) -> tuple[Asked, str]:
-    """Return what to replay, and why no question can be tested, or empty.
-
-    Args:
-        asked: the step as it was taken.
-        whole: whether to replay the whole batch as well as a part.
-    """
+def _prepared(asked: Asked) -> tuple[Asked, str]:
+    """Return what to replay, and why no question can be tested, or empty."""
     while True:
-        reason = _unless_full(_obstacle, asked).reason
+        reason = _unless_full(_unfit, asked).reason
         if reason != NO_ROOM or (fewer := _fewer(asked)) is None:
             break
         asked = fewer
-    return (asked if reason else _on_a_part(asked)), reason
+    if reason:
+        return asked, reason
+    try:
+        asked = _on_a_part(asked)
+    except Stopped as stopped:
+        return asked, str(stopped)
+    return asked, _unless_full(_unsteady, asked).reason
 
 
 def _on_a_part(asked: Asked) -> Asked:
@@ -361,51 +362,42 @@ def _part(asked: Asked, count: int) -> list[Any]:
     return [taken(batch, sorted(list(dict.fromkeys([*chosen, *others]))[:count]))]
 
 
-def _obstacle(asked: Asked) -> Answer:
-    return Answer(reason=_unfit(asked) or _unsteady(asked) or _random_norm(asked))
-
-
-def _unfit(asked: Asked) -> str:
-    """Return why no question can be tested on such a step, or empty."""
+def _unfit(asked: Asked) -> Answer:
+    """Answer why no question can be tested on such a step."""
     try:
         most = max(map(rows, asked.batches), default=0)
     except ValueError as error:
-        return str(error)
+        return Answer(reason=str(error))
     if most < LEAST_RECORDS:
-        return TOO_SMALL
-    base = asked.replay.usual(asked.batches, asked.seed)
+        return Answer(reason=TOO_SMALL)
+    base, reason = asked.replay.usual(asked.batches, asked.seed), ""
     if base.error:
-        return f"{CANNOT_REPLAY} ({base.error}, {base.where})"
-    if not base.releases:
-        return NO_STEP
-    if len(base.releases) > 1:
-        return f"the batch makes {len(base.releases)} steps"
-    if not base.sure:
-        return NOT_SHOWN
-    if not base.is_finite:
-        return "the step's release is not finite"
-    return ""
+        reason = f"{CANNOT_REPLAY} ({base.error}, {base.where})"
+    elif not base.releases:
+        reason = NO_STEP
+    elif len(base.releases) > 1:
+        reason = f"the batch makes {len(base.releases)} steps"
+    elif not base.sure:
+        reason = NOT_SHOWN
+    elif not base.is_finite:
+        reason = "the step's release is not finite"
+    return Answer(reason=reason)
 
 
-def _unsteady(asked: Asked) -> str:
-    """Return why replays are not comparable, or empty."""
-    base = asked.replay.usual(asked.batches, asked.seed)
-    again = asked.replay.followed(asked.batches, asked.seed)
+def _unsteady(asked: Asked) -> Answer:
+    """Answer why replays are not comparable: other bits, or a random clipping norm."""
+    replay, batches, seed = asked.replay, asked.batches, asked.seed
+    base, again = replay.usual(batches, seed), replay.followed(batches, seed)
     if again.error:  # of a second step, perhaps
-        again = asked.replay.run(asked.batches, asked.seed, look=True)
+        again = replay.run(batches, seed, look=True)
     same = equal_releases(base, again) and same_numbers(base, again) and equal_after(base, again)
     base.after = {}
-    lacking = "; ".join(asked.replay.steady.lacking[:_NAMED])
-    return "" if same else _UNSTEADY.format(lacking=lacking) if lacking else NOT_REPEATED
-
-
-def _random_norm(asked: Asked) -> str:
-    """Return why a release has no unit, or empty: the clipping norm depends on random numbers."""
-    stated = asked.replay.usual(asked.batches, asked.seed).stated
-    if stated == 1.0:
-        return ""
-    other = asked.replay.run(asked.batches, asked.seed + _OTHER_SEED).stated
-    return "" if other == stated else _RANDOM_NORM
+    if not same:
+        lacking = "; ".join(replay.steady.lacking[:_NAMED])
+        return Answer(reason=_UNSTEADY.format(lacking=lacking) if lacking else NOT_REPEATED)
+    # A norm that depends on random numbers is no unit of releases.
+    steady = base.stated == 1.0 or (base.stated == replay.run(batches, seed + _OTHER_SEED).stated)
+    return Answer(reason="" if steady else _RANDOM_NORM)
 
 
 # --- Examine one step of a training, without changing the training.

@@ -83,10 +83,14 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
             other = replay.run(neighbour, seed, released=base, then=batches)
             if other.error or same_numbers(first, other):
                 break
-        if other.error or len(other.releases) != len(base.releases):
+        if other.error:
             continue
+        if moved > 1 and (decided := _decides(first, other, what)):  # as many records
+            return Answer(1, (decided,))
         if not same_numbers(first, other):
             shifted += 1
+            continue
+        if len(other.releases) != len(base.releases):
             continue
         asked += 1
         differ = differing(first, other, base)
@@ -176,14 +180,21 @@ def _decided(
         if not replay.has_left(2):
             break
         other = replay.run(other_batches, seed, released=base, then=batches)
-        if other.error or not same_numbers(first, other):
-            continue
-        taken_steps = [(len(each.releases), len(each.later)) for each in (first, other)]
-        if taken_steps[0] != taken_steps[1]:
-            return [Finding(f"other steps {name}", math.inf, 0.0, decides="step")]
-        if first.noise != other.noise:
-            return [Finding(f"other noise {name}", math.inf, 0.0, decides="noise")]
+        if not other.error and (decided := _decides(first, other, name)):
+            return [decided]
     return []
+
+
+def _decides(first: Replay, other: Replay, name: str) -> Finding | None:
+    """Return a finding if other records made another number of steps or other noise."""
+    if not same_numbers(first, other):
+        return None
+    taken_steps = [(len(each.releases), len(each.later)) for each in (first, other)]
+    if taken_steps[0] != taken_steps[1]:
+        return Finding(f"other steps {name}", math.inf, 0.0, decides="step")
+    if first.noise != other.noise:
+        return Finding(f"other noise {name}", math.inf, 0.0, decides="noise")
+    return None
 
 
 def _of_other_records(
@@ -217,10 +228,11 @@ def _of_other_records(
                 for batch, order, size in zip(batches, orders, sizes, strict=True)
             ],
         )
-    yield (
-        "with records within the range of the data instead of all",
-        [within_range(batch, seed) for batch in batches],
-    )
+    if more:  # else half of the batch is replaced by them, see `_halves`
+        yield (
+            "with records within the range of the data instead of all",
+            [within_range(batch, seed) for batch in batches],
+        )
     rng = random.Random(seed)
     for _ in range(more):
         pairs = [rng.choices(range(size), k=2) for size in sizes]
