@@ -150,7 +150,29 @@ def clock() -> float:
     return time.perf_counter()
 
 
-# --- Memory that is full.
+# --- Memory that is left, or full.
+
+
+def room(device: torch.device) -> int:
+    """Return the bytes that a replay may take: half of the free ones, or a fifth of the process's.
+
+    Args:
+        device: of the training.
+    """
+    taken = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    return max(free_memory(device) // 2, taken // 5)
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the free bytes of a device, with those that torch caches; 2**62 if unknown."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
+    if device.type == "cpu" and (meminfo := Path("/proc/meminfo")).exists():
+        found = re.search(r"MemAvailable: *(\d+) kB", meminfo.read_text())
+        return int(found[1]) * 1024 if found else 2**62
+    return 2**62
+
 
 #: Why a question is not tested.
 NO_ROOM = "a replay does not fit into memory next to the training; a smaller batch would"

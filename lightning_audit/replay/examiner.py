@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import random
@@ -47,6 +48,7 @@ from lightning_audit.replay.records import (
 from lightning_audit.replay.release import examine_release
 from lightning_audit.replay.step_replay import (
     ANOTHER_DREW,
+    NO_ROWS,
     StepReplay,
     Stopped,
     TakenStep,
@@ -310,6 +312,11 @@ _PART, _LARGER, _FROM = 16, 64, 24
 
 def _prepared(asked: Asked) -> tuple[Asked, str]:
     """Return what to replay, and why no question can be tested, or empty."""
+    with contextlib.suppress(ValueError):  # a batch of unknown size, as `_unfit` says
+        while not asked.replay.fits(max(map(rows, asked.batches), default=0)):
+            if (fewer := _fewer(asked)) is None:
+                return asked, NO_ROOM
+            asked = fewer
     while True:
         reason = _unless_full(_unfit, asked).reason
         if reason != NO_ROOM or (fewer := _fewer(asked)) is None:
@@ -353,8 +360,8 @@ def _fewer(asked: Asked) -> Asked | None:
 
 def _part(asked: Asked, count: int) -> list[Any]:
     """Return a batch of some records of a batch, those of the largest and smallest gradient too."""
-    batch = asked.batches[0]
-    size, norms = rows(batch), asked.replay.usual(asked.batches, asked.seed).norms
+    batch, usual = asked.batches[0], asked.replay.known(asked.batches, asked.seed)
+    size, norms = rows(batch), usual.norms if usual is not None else []
     chosen = [0, size - 1]
     if len(known := torch.cat(norms or [torch.zeros(0)])) == size:
         chosen += [int(known.argmax()), int(known.argmin())]
@@ -412,6 +419,8 @@ _WAIT = 16
 _ONE_AT_A_TIME = threading.Lock()
 _ANOTHER = "another examination is under way in this process"
 _THREAD = "thread {thread!r} of this process may train or draw random numbers at the same time"
+#: Reasons for which no step of a training answers a question.
+_LASTING = (NO_ROOM, NO_ROWS)
 _MOVED = (
     "a step was replayed and gave other bits: state that a replay cannot restore may have changed, "
     "and the training with it"
@@ -550,6 +559,11 @@ class Examined:
     def unanswered(self) -> tuple[str, ...]:
         """Names of the questions that were not tested, for any reason."""
         return tuple(name for name, answer in self.answers.items() if answer.reason)
+
+    @property
+    def worth_another(self) -> tuple[str, ...]:
+        """Names of the questions that were not tested, and that another step may answer."""
+        return tuple(name for name in self.unanswered if self.answers[name].reason not in _LASTING)
 
     @property
     def asked_again(self) -> tuple[str, ...]:

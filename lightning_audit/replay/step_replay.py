@@ -33,7 +33,7 @@ from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import Handles, entry, raised_in_audit
 from lightning_audit.hooks.step_hooks import MethodHook, is_torchs, with_closure
-from lightning_audit.replay.device import SteadyKernels, clock, no_room
+from lightning_audit.replay.device import SteadyKernels, clock, no_room, room
 from lightning_audit.replay.fork import ReachesOut
 from lightning_audit.replay.releases import Release
 from lightning_audit.replay.training_state import TrainingState, left_behind, same_bits
@@ -441,7 +441,11 @@ class StepReplay:
         forked: bool = False,
     ) -> None:
         self.starts_before, self.forked = starts_before, forked
-        self._budget, self._beat, self._usual = budget, beat, dict[tuple[int, ...], Replay]()
+        self._budget, self._beat = budget, beat
+        # The first state after a step.
+        self._after: dict[str, torch.Tensor] = {}
+        # Batches and their replays.
+        self._kept = dict[tuple[int, ...], tuple[list[Any], Replay]]()
         # First releases and norm for each seed; releases that are other multiples of it, or none.
         self._lines, self._multiples, self._others = dict[int, tuple[list[Release], float]](), 0, 0
         # Whether the step formed per-sample gradients of all tensors.
@@ -475,18 +479,27 @@ class StepReplay:
 
     def usual(self, batches: Sequence[Any], seed: int) -> Replay:
         """Return the replay of the step as it is, with the state after it; cached."""
-        key = (seed, *map(id, batches))
-        if key not in self._usual:
-            self._usual[key] = self.run(batches, seed, look=True)
-        return self._usual[key]
+        return self._cached(0, batches, seed, lambda: self.run(batches, seed, look=True))
 
     def followed(self, batches: Sequence[Any], seed: int) -> Replay:
         """Return the replay of the step with the same release, followed by another one; cached."""
-        key = (-1, seed, *map(id, batches))
-        if key not in self._usual:
-            usual = self.usual(batches, seed)
-            self._usual[key] = self.run(batches, seed, released=usual, then=batches)
-        return self._usual[key]
+        usual = self.usual(batches, seed)
+        return self._cached(
+            1, batches, seed, lambda: self.run(batches, seed, released=usual, then=batches)
+        )
+
+    def known(self, batches: Sequence[Any], seed: int) -> Replay | None:
+        """Return what `usual` would; None if that was not replayed yet."""
+        kept = self._kept.get((0, seed, *map(id, batches)))
+        return None if kept is None else kept[1]
+
+    def _cached(
+        self, kind: int, batches: Sequence[Any], seed: int, replays: Callable[[], Replay]
+    ) -> Replay:
+        key = kind, seed, *map(id, batches)
+        if key not in self._kept:
+            self._kept[key] = list(batches), replays()  # held, so that no id is used again
+        return self._kept[key][1]
 
     def run(
         self,
@@ -535,7 +548,10 @@ class StepReplay:
                 places.begin()
                 self._take_first(batches, rows, alone=alone)
                 if then or look:
-                    found.after = left_behind(self._module, self._step.optimizer, saves=self.forked)
+                    found.after = left_behind(
+                        *(self._module, self._step.optimizer), saves=self.forked, like=self._after
+                    )
+                    self._after = self._after or found.after
                     params = self._step.params
                     found.used = Release.of([p.grad for p in params], params, 1.0)
                 if then:
@@ -553,7 +569,7 @@ class StepReplay:
             self.state.put_back()
         if self._full:  # no fault of the step
             full, self._full = self._full, ""
-            self._usual.clear()
+            self._kept.clear()
             self._lines.clear()
             raise Stopped(full)
         self._compare(found, seed)
@@ -625,6 +641,12 @@ class StepReplay:
     def why_none(self, what: str) -> str:
         """Return why nothing was replayed."""
         return f"no {what} could be replayed" if self.has_left(2) else NONE_LEFT
+
+    def fits(self, records: int) -> bool:
+        """Return whether per-sample gradients of a number of records may take as much memory."""
+        params = self._step.params
+        size = sum(p.numel() * p.element_size() for p in params) if self._forms_rows else 0
+        return records * size <= room(params[0].device)
 
     @property
     def stopped(self) -> str:
@@ -874,6 +896,9 @@ def shift_by_more_draws(
     return shift if shift > _LATTICE_RESOLUTION else min(shift, 1.0)
 
 
+#: Why a step has no gradients to replace.
+NO_ROWS = "no per-sample gradients of a batch are formed"
+
 # --- Replays of a step with crafted gradients instead of its records' gradients.
 
 
@@ -926,7 +951,7 @@ def why_no_rows(usual: Replay, count: int, *, by_opacus: bool) -> str:
     """
     if not usual.rows:  # a loop over samples calls `rows`, which counts as a part
         by_parts = by_opacus or usual.parts
-        return "no per-sample gradients of a batch are formed" if by_parts else NOT_CALLED
+        return NO_ROWS if by_parts else NOT_CALLED
     if usual.rows != count:
         return OTHER_ROWS
     if usual.parts > 1 and by_opacus:

@@ -44,6 +44,7 @@ from lightning_audit.dpsgd.opacus import chain, own_name
 from lightning_audit.hooks.boundary import attempt, raised_in_audit
 from lightning_audit.replay.device import (
     CountedDraws,
+    free_memory,
     in_autograds_thread,
     is_autograds,
     is_coarse,
@@ -91,7 +92,11 @@ _SETTINGS = ("max_grad_norm", "noise_multiplier", "expected_batch_size", "max_gr
 
 
 def left_behind(
-    module: torch.nn.Module, optimizer: Any, *, saves: bool = False
+    module: torch.nn.Module,
+    optimizer: Any,
+    *,
+    saves: bool = False,
+    like: Mapping[str, torch.Tensor] = types.MappingProxyType({}),
 ) -> dict[str, torch.Tensor]:
     """Return copies of the module's and optimizer's state, by name, each flat and on its device.
 
@@ -100,6 +105,7 @@ def left_behind(
         optimizer: its private optimizer.
         saves: whether to include what the module's `on_save_checkpoint` adds to a checkpoint, which
             calls the user's code.
+        like: an earlier result, whose equal copies are used again, for copies take memory.
     """
     names = {id(p): own_name(name) for name, p in module.named_parameters()}
     checkpoint = _in_a_checkpoint(module) if saves else {}
@@ -118,7 +124,7 @@ def left_behind(
         kept |= {f"attribute {key} of the optimizer": v for key, v in own.items()}
     seen: set[int] = set()
     flat = (each for name, value in kept.items() for each in _numbers(name, value, seen))
-    return {name: _copied(value) for name, value in flat}
+    return {name: _copied(value, like.get(name)) for name, value in flat}
 
 
 def _in_a_checkpoint(module: torch.nn.Module) -> dict[str, Any]:
@@ -145,9 +151,12 @@ def _numbers(name: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Any]]
         yield name, value
 
 
-def _copied(value: Any) -> torch.Tensor:
+def _copied(value: Any, like: torch.Tensor | None) -> torch.Tensor:
     value = torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value
-    return torch.as_tensor(value).detach().clone().reshape(-1)
+    flat = torch.as_tensor(value).detach().reshape(-1)
+    if like is not None and (like.dtype, like.device) == (flat.dtype, flat.device):
+        return like if same_bits(like, flat) else flat.clone()
+    return flat.clone()
 
 
 # --- Restore single objects of a training: tensors, containers, attributes, generators.
@@ -646,17 +655,11 @@ def room_for(
     tensors += [held for o in optimizers for state in o.state.values() for held in _values(state)]
     wanted = sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
     devices = {p.device for p in params if p.device.type == "cuda"}
-    return min([wanted + _BESIDE, *(_free_memory(device) // share for device in devices)])
+    return min([wanted + _BESIDE, *(free_memory(device) // share for device in devices)])
 
 
 def _values(state: Any) -> list[Any]:
     return list(state.values()) if isinstance(state, dict) else []
-
-
-def _free_memory(device: torch.device) -> int:
-    """Return the free bytes of a device, including those that torch's allocator caches."""
-    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0]) + held
 
 
 def _is_foreign(module: str) -> bool:

@@ -212,7 +212,7 @@ class Examinations:
             time.perf_counter(),
             replayed=found.steps,
             late=found.late,
-            unanswered=found.unanswered,
+            unanswered=found.worth_another,
         )
         for note in found.notes:
             self._notes.add(note)

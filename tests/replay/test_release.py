@@ -128,7 +128,7 @@ class NoiseByALimit(SeesItsLoss):
     """A loss that few batches have; the first change brings the question forward."""
 
     def seen(self, loss: float) -> None:
-        self.trainer.optimizers[0].noise_multiplier = 1.0 if loss > 2.2 else 0.7
+        self.trainer.optimizers[0].noise_multiplier = 1.0 if loss > 2.25 else 0.7
 
 
 class ByTheLossBefore(pl.Callback):
