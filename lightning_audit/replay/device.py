@@ -1,6 +1,6 @@
 """What a replay must know of the device on which a training runs.
 
-Kernels of an accelerator may add in any order, its generators tell their position only in blocks,
+Kernels of an accelerator may add in any order, its generators show their position only in blocks,
 its backward pass runs in threads of its own, and its memory may be full. None of this is a fault of
 a training, and none may end its audit.
 """
@@ -115,7 +115,7 @@ class CountedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def is_coarse(device: torch.device) -> bool:
-    """Return whether generators of a device do not tell how many numbers they drew."""
+    """Return whether generators of a device do not show how many numbers they drew."""
     return device.type != "cpu"
 
 

@@ -741,8 +741,9 @@ def _none(names: Collection[str], reason: str) -> Examined:
 
 # --- The schedule of a training's examinations, and their time budget.
 
-#: Replayed steps allowed to each of the first examinations; share of time for the later ones.
-FIRST_REPLAYS, LATER_SHARE = 92, 0.03
+#: Replayed steps allowed to each of the first examinations; share of time for the later ones, and
+#: once each question was tested this often.
+FIRST_REPLAYS, LATER_SHARE, LATEST_SHARE, _ROUNDS = 92, 0.03, 0.01, 2
 #: Number of steps on which an unanswered question is retried before it must wait for its time
 #: share; the same if replays ran out each time.
 _TRIES, _MOST_TRIES = 3, 5
@@ -800,7 +801,8 @@ class Schedule:
 
     def _allowed(self, now: float) -> float:
         """Return the seconds that the next of the later examinations may take."""
-        return LATER_SHARE * (now - self._since) - self._spent
+        share = LATER_SHARE if min(self._asked.values()) < _ROUNDS else LATEST_SHARE
+        return share * (now - self._since) - self._spent
 
     @property
     def _next(self) -> str:

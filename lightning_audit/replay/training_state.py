@@ -467,7 +467,7 @@ class TrainingState:
         return hash((self.shared.mark(), self.entropy.mark(), self._draws.mark, *own))
 
     def counting(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context in which draws are counted, if a generator does not tell how many."""
+        """Return a context in which draws are counted, if a generator does not show how many."""
         devices = {tensor.device for tensor, _ in self._tensors}
         return self._draws if any(map(is_coarse, devices)) else contextlib.nullcontext()
 

@@ -22,6 +22,7 @@ from lightning_audit.replay.examiner import (
     ANSWERED,
     FIRST_REPLAYS,
     LATER_SHARE,
+    LATEST_SHARE,
     LEAST_RECORDS,
     NEVER,
     Examined,
@@ -100,7 +101,8 @@ def test_later_ones_take_no_more_than_their_share_of_the_time():
         else:
             schedule.postpone(step)
         assert spent <= LATER_SHARE * now + 1e-9
-    assert spent > 10.0
+    # Once each was tested twice, they take less.
+    assert 10.0 < spent <= LATEST_SHARE * now
 
 
 def test_what_had_no_replays_left_is_asked_soon_whatever_the_time():
