@@ -179,7 +179,7 @@ class _Records:
 
     def batch(self, keys: Sequence[int], seed: int) -> _Made:
         """Make a batch; the random numbers of an item depend on its place alone."""
-        with self._training.entropy, torch.no_grad():
+        with self._training.entropy, self._training.counting(), torch.no_grad():
             items, drawn = self._items(self.data, keys, seed)
             self.seed(seed + _COLLATE)
             collated = self.collate(list(items))

@@ -672,10 +672,10 @@ def _here(order: _Order) -> Examined:
     found = _in_the_fork(order)
     if any(answer.reason == NOT_REPEATED for answer in found.answers.values()):
         found = replace(found, notes=(*found.notes, _MOVED), ends=True)
-    if torch.accelerator.is_available() and all(p.is_cpu for p in order.step.params):
-        found = replace(found, notes=(*found.notes, _NO_FORK))
     for note in found.notes:
         _log.warning(note)
+    if torch.accelerator.is_available() and all(p.is_cpu for p in order.step.params):
+        found = replace(found, notes=(*found.notes, _NO_FORK))
     return found
 
 

@@ -454,6 +454,8 @@ class StepReplay:
         #: Number of replayed steps, and the seconds of the fastest one on all the step's records.
         self.steps, self.step_seconds = 0, float("inf")
         self._began, self._records = clock(), 0
+        # Number of steps up to which a finding is confirmed, however long that takes.
+        self._confirms = 0
         #: Makes the step's bits repeatable; says what cannot be made so.
         self.steady = SteadyKernels()
         # Why the present replay does not fit into memory, or empty.
@@ -624,6 +626,8 @@ class StepReplay:
             return True
         if self.steps + steps > self._budget:
             return False
+        if self.steps + steps <= self._confirms:
+            return True
         spent = self.seconds
         needed = spent * (1 + steps / self.steps) if self.steps else 0.0
         return spent < _SOON or needed <= _STEP_TIMES * self.step_seconds
@@ -637,6 +641,7 @@ class StepReplay:
         """Raise the limit by ``steps``, to confirm a finding regardless of the budget."""
         if self._budget is not None:
             self._budget += steps
+            self._confirms = self.steps + steps
 
     def why_none(self, what: str) -> str:
         """Return why nothing was replayed."""
@@ -645,7 +650,7 @@ class StepReplay:
     def fits(self, records: int) -> bool:
         """Return whether per-sample gradients of a number of records may take as much memory."""
         params = self._step.params
-        size = sum(p.numel() * p.element_size() for p in params) if self._forms_rows else 0
+        size = sum(p.numel() * p.element_size() for p in params if self._step.norms is None)
         return records * size <= room(params[0].device)
 
     @property

@@ -22,10 +22,11 @@ from torch.nn import functional
 from training_support import PrivateModule, random_data, trainer_for
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.replay import examiner
+from lightning_audit.replay import examiner, step_replay
 from lightning_audit.replay.device import NO_ROOM, CountedDraws, SteadyKernels, no_room
 from lightning_audit.replay.examiner import ANSWERED
 from lightning_audit.replay.releases import Release
+from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.testing.faulty import HalfNoise
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -193,7 +194,31 @@ def test_the_trainings_choice_of_kernels_is_restored(before):
         torch.use_deterministic_algorithms(False)
 
 
+def test_a_training_on_the_cpu_beside_an_accelerator_names_the_line_for_a_fork(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    report = train(tmp_path, Touched(), 4)
+    assert sum("CUDA_VISIBLE_DEVICES" in note for note in report.notes) == 1
+
+
 # --- Memory is full.
+
+
+def test_where_a_whole_batch_does_not_fit_fewer_records_are_replayed(tmp_path, monkeypatch):
+    taken = list[int]()
+    own = StepReplay._take_first
+
+    def counted(self: StepReplay, batches: Any, rows: Any, *, alone: bool) -> None:
+        taken.append(sum(len(batch[0]) for batch in batches))
+        own(self, batches, rows, alone=alone)
+
+    monkeypatch.setattr(examiner, "may_fork", lambda _: False)
+    monkeypatch.setattr(step_replay, "room", lambda device: 8 * 4 * 330)
+    monkeypatch.setattr(StepReplay, "_take_first", counted)
+    report = train(tmp_path, Touched(), 4)
+    assert not unanswered(report)
+    assert max(taken) <= 18  # twice the records, and two, where clipping is tested
 
 
 def examined(folder: Path, monkeypatch: pytest.MonkeyPatch, full: Full, **settings: Any) -> Any:
