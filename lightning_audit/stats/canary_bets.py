@@ -24,6 +24,7 @@ from lightning_audit.stats.sequential import (
     RobustCentre,
     largest_rejected,
     log_mean_exp,
+    running,
 )
 
 # --- Test whether a canary adds more than clipping allows: bets on its private coin.
@@ -110,44 +111,62 @@ class CoinBet:
         # Canaries of each group, ``[groups, k]``; no groups if there is only one.
         each = groups or ()
         names = tuple(dict.fromkeys(each)) if len(set(each)) > 1 else ()
-        self._members = np.array([[g == name for g in each] for name in names], dtype=float)
+        members = [[g == name for g in each] for name in names]
+        self._members = np.array(members, dtype=float).reshape(-1, shape[-1])
         self._group_wealth = np.zeros((*shape[:-1], len(names), len(COIN_SLOPES)))
 
-    def update(self, coins: Floats, readings: Floats) -> None:
-        """Update with one step: coins (0 or 1) and readings, both of the shape given."""
-        residuals = readings - self.signal * coins
-        centred = residuals - self._centre
-        scale = np.sqrt(self._squares / self._count)
+    def update(self, coins: Floats, readings: Floats) -> Floats:
+        """Update with one step or several: coins (0 or 1) and readings, ``[..., *shape]``.
+
+        Returns:
+            Log e-value after each of these steps, ``[n, *shape[:-1]]``.
+        """
+        coins, readings = (np.reshape(v, (-1, *self._total.shape)) for v in (coins, readings))
+        residuals, number = readings - self.signal * coins, np.arange(len(coins))
+        totals = running(self._total, residuals)
+        centred = residuals - _centres(totals[:-1], self._steps)
+        squares = running(self._squares, np.sum(centred**2, axis=-1))
+        number = readings.shape[-1] * number.reshape(-1, *[1] * (readings.ndim - 2))
+        scale = np.sqrt(squares[:-1] / (self._count + number))
         x = (2.0 * coins - 1.0) * centred / scale[..., None]
         side = coins.astype(np.intp)
         odds = self._odds[side] - x[..., None] * COIN_SLOPES
         gains = self._prize[side][..., None] - np.logaddexp(0.0, odds)
-        self._log_wealth += gains.sum(axis=-2)
-        if len(self._members):
-            self._group_wealth += self._members @ gains
-        self._total += residuals
-        self._steps += 1
-        self._squares = self._squares + np.sum(centred**2, axis=-1)
-        self._count += readings.shape[-1]
-
-    @property
-    def _centre(self) -> Floats:
-        """Past mean of each canary, shrunk to that of all: an excess is common to them."""
-        prior = PredictableCentre.PRIOR
-        pooled = np.mean(self._total, axis=-1, keepdims=True) / max(self._steps, 1)
-        return np.asarray((self._total + prior * pooled) / (self._steps + prior))
+        wealth = running(self._log_wealth, gains.sum(axis=-2))
+        of_groups = running(self._group_wealth, self._members @ gains)
+        self._total, self._squares = totals[-1], squares[-1]
+        self._log_wealth, self._group_wealth = wealth[-1], of_groups[-1]
+        self._steps += len(coins)
+        self._count += readings.shape[-1] * len(coins)
+        return self._log_e(wealth[1:], of_groups[1:])
 
     @property
     def log_e(self) -> Floats:
         """Log e-value so far, of the leading shape."""
-        pooled = log_mean_exp(self._log_wealth)
+        return self._log_e(self._log_wealth, self._group_wealth)
+
+    def _log_e(self, log_wealth: Floats, group_wealth: Floats) -> Floats:
+        pooled = log_mean_exp(log_wealth)
         if not len(self._members):
             return pooled
-        of_groups = log_mean_exp(log_mean_exp(self._group_wealth))
+        of_groups = log_mean_exp(log_mean_exp(group_wealth))
         together = np.logaddexp(
             pooled + math.log(self.POOLED), of_groups + math.log1p(-self.POOLED)
         )
         return np.asarray(together, dtype=np.float64)
+
+
+def _centres(totals: Floats, steps: int) -> Floats:
+    """Return the past mean of each canary, shrunk to that of all: an excess is common to them.
+
+    Args:
+        totals: Sums before each step, ``[n, ..., k]``.
+        steps: Number of steps in the first of them.
+    """
+    prior, number = PredictableCentre.PRIOR, steps + np.arange(float(len(totals)))
+    number = number.reshape(-1, *[1] * (totals.ndim - 1))
+    pooled = np.mean(totals, axis=-1, keepdims=True) / np.maximum(number, 1.0)
+    return np.asarray((totals + prior * pooled) / (number + prior))
 
 
 # --- Lower bound on the leakage of the steps: bets on the score of guesses of the canaries' coins.
@@ -367,12 +386,19 @@ class LeakageBet:
 
     def update(
         self, coins: Floats, readings: Floats, noise_multiplier: float, sample_rate: float = 1.0
-    ) -> None:
-        """Update with one step, given its claimed noise multiplier and sample rate."""
+    ) -> Floats:
+        """Update with one step, or several of one claim, ``[..., *shape]``.
+
+        Returns:
+            `growth` after each of these steps, ``[n, ..., bets]``.
+        """
+        shape = (-1, *self.growth.shape[:-1], self._canaries)
+        coins, readings = np.reshape(coins, shape), np.reshape(readings, shape)
         now = self._plan.next(noise_multiplier, sample_rate)
         weights = self._weights[coins.astype(np.intp)]
         luck = np.mean(weights, axis=-1) - self._fair
-        x = (readings - self._centre.value - 0.5) / noise_multiplier
+        centres = self._centre.update(readings - coins, noise_multiplier)
+        x = (readings - centres - 0.5) / noise_multiplier
         gains = np.stack(
             [
                 np.mean(weights * score.score(x, coins), axis=-1) - score.mean * luck
@@ -381,8 +407,9 @@ class LeakageBet:
             axis=-1,
         )
         stakes = np.array(now.stakes)
-        self.growth = self.growth + np.log1p(stakes * gains[..., self._plan.places])
-        self._centre.update(readings - coins, noise_multiplier)
+        growth = running(self.growth, np.log1p(stakes * gains[..., self._plan.places]))
+        self.growth = growth[-1]
+        return growth[1:]
 
     def needed(self, significance: float, growth: Floats) -> Floats:
         """Return the lower bound on the sum of each bet's logs, ``[..., bets]``."""
@@ -531,8 +558,9 @@ class SignalBet:
         86, 2024, arXiv:2010.09686 (confidence sequences by betting).
     """
 
-    #: Residuals are capped at this many standard deviations, so that no exponential overflows.
-    REACH = 100.0
+    #: Residuals are capped at this many standard deviations, and this many factors multiplied, so
+    #: that nothing overflows.
+    REACH, TOGETHER = 100.0, 16
 
     def __init__(
         self,
@@ -554,10 +582,16 @@ class SignalBet:
         self._count = CoinBet.PRIOR
 
     def update(self, coins: Floats, readings: Floats) -> None:
-        """Update with one step: coins (0 or 1) and readings, both of the shape given."""
-        now = np.stack([readings, coins])
-        z, b = now - self._centres
-        side = (2.0 * coins - 1.0) / np.sqrt(self._squares / self._count)[..., None]
+        """Update with one step or several: coins (0 or 1) and readings, ``[..., *shape]``."""
+        steps = (-1, *self._totals.shape[1:])
+        coins, readings = np.reshape(coins, steps), np.reshape(readings, steps)
+        now = np.stack([readings, coins], axis=1)
+        totals = running(self._totals, now)
+        z, b = np.moveaxis(now - _centres(totals[:-1], self._steps), 1, 0)
+        squares = running(self._squares, ((z - b) ** 2).sum(axis=-1))
+        number = np.arange(len(coins)).reshape(-1, *[1] * (readings.ndim - 2))
+        counts = self._count + readings.shape[-1] * number
+        side = (2.0 * coins - 1.0) / np.sqrt(squares[:-1] / counts)[..., None]
         x = (side * z)[..., None, :] - self.signals[:, None] * (side * b)[..., None, :]
         x = np.minimum(np.maximum(x, -self.REACH), self.REACH)
         power = np.empty((len(SIGNAL_SLOPES), *x.shape))
@@ -567,20 +601,11 @@ class SignalBet:
         coin = coins.astype(np.intp)
         power *= (self._of_other[coin] * self._drift[:, coin])[..., None, :]
         power += self._of_side[coin][..., None, :]
-        # A product with ones sums a short last axis in a third of the time.
-        self._log_wealth -= np.log(power, out=power) @ np.ones(x.shape[-1])
-        self._totals += now
-        self._steps += 1
-        self._squares = self._squares + ((z - b) ** 2).sum(axis=-1)
-        self._count += readings.shape[-1]
-
-    @property
-    def _centres(self) -> Floats:
-        """Past means of each canary, shrunk to those of all, as in `CoinBet`."""
-        prior, totals = PredictableCentre.PRIOR, self._totals
-        share = prior / (max(self._steps, 1) * totals.shape[-1])
-        pooled = share * totals.sum(axis=-1, keepdims=True)
-        return np.asarray((totals + pooled) / (self._steps + prior))
+        products = np.multiply.reduceat(power, np.arange(0, x.shape[-1], self.TOGETHER), axis=-1)
+        self._log_wealth -= np.log(products).sum(axis=(1, -1))
+        self._totals, self._squares = totals[-1], squares[-1]
+        self._steps += len(coins)
+        self._count += readings.shape[-1] * len(coins)
 
     @property
     def log_e(self) -> Floats:

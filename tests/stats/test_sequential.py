@@ -546,13 +546,16 @@ def test_witnesses_of_many_runs_are_reduced_as_those_of_one():
         loud = np.array([[1.0], [4.0 if 10 < t < 20 else 1.0]])
         readings = loud * rng.standard_normal((2, TENSORS, EACH))
         log_e = many.update(readings, 1.3)
-        sums = reducer.reduce(readings[1].ravel(), 1.3)
+        sums = {
+            name: column[0] for name, column in reducer.reduce(readings[1].ravel(), 1.3).items()
+        }
         lags += sums["lag_count"], sums["lag_squares"]
         pair += sums["pair_count"], sums["pair_squares"]
         broadcast += sums["broadcast_count"], sums["broadcast_squares"]
-        pooled.update(np.full(TENSORS, float(EACH)), sums["tensor_squares"])
-        assert log_e["noise"][1] == pytest.approx(pooled.pooled_log_e)
-        assert log_e["noise.tensor"][1] == pytest.approx(float(log_mean_exp(pooled.unit_log_e)))
+        of_pooled = pooled.update(np.full(TENSORS, float(EACH)), sums["tensor_squares"])
+        together, *each = noise_log_e(*of_pooled)[0]
+        assert log_e["noise"][1] == pytest.approx(together)
+        assert log_e["noise.tensor"][1] == pytest.approx(float(log_mean_exp(each)))
         assert log_e["reuse.lag"][1] == pytest.approx(float(log_mean_exp(noise_log_e(*lags))))
         assert log_e["reuse.pair"][1] == pytest.approx(float(noise_log_e(*pair)))
         assert log_e["reuse.broadcast"][1] == pytest.approx(float(noise_log_e(*broadcast)))
