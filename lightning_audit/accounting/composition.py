@@ -204,6 +204,10 @@ def _sufficient_grid(
     """Return the width at which epsilon has converged, by halving; see `epsilon_of_history`."""
     grid = _unsampled_epsilon(phases, delta, adjacency) / _START_CELLS
     grid = min(max(grid, _FINEST_START), _COARSEST_START)
+    # The central limit tells epsilon to a factor of about two: start where halving may end.
+    mu = _spread(phases) * (2.0 if adjacency == "replace_one" else 1.0)
+    wide = max(4.0 * COMPOSITION_ERROR * float(gaussian_epsilon(mu, delta)), 2.0 * resolution)
+    grid /= 2.0 ** math.ceil(max(math.log2(grid / wide), 0.0))
     coarse = _epsilon_on_grid(phases, delta, grid, adjacency)
     while True:
         grid /= 2
@@ -257,8 +261,6 @@ def _single_step(
 ) -> PrivacyLossDistribution:
     # Imported here because it takes a second, and most users of this module never need it.
     if adjacency == "add_remove":
-        pass
-
         from lightning_audit.accounting.step_losses import step_losses
 
         return step_losses(sigma, sample_rate, grid)

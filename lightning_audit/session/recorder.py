@@ -224,7 +224,9 @@ class Recorder:
         waiting, self._waiting = [*map(self._without_dead, self._waiting)], []
         if not waiting:
             return
-        entries = np.stack([seen.entry(self.header) for seen in waiting])
+        entries = np.zeros(len(waiting), dtype=self.header.dtype)
+        for i, seen in enumerate(waiting):
+            entries[i] = seen.entry(self.header)
         entries["step"] = self._monitor.steps + np.arange(len(waiting))
         steps = dict(zip(entries["step"].tolist(), waiting, strict=True))
         self._reduce(waiting, entries)
