@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-from scipy import special
+import scipy
 
 from lightning_audit import _validate
 from lightning_audit.accounting.history import Phase, bucket_up, inverse_square, merge
@@ -342,7 +342,7 @@ def total_variation(history: Sequence[Phase], *, adjacency: Adjacency = "add_rem
     if any(phase.noise_multiplier == 0 for phase in phases):
         return 1.0
     # 2 Phi(mu / 2) - 1
-    unsampled = float(special.erf(unsampled_mu(phases, adjacency) / math.sqrt(8.0)))
+    unsampled = float(scipy.special.erf(unsampled_mu(phases, adjacency) / math.sqrt(8.0)))
     if all(phase.known_rate == 1 for phase in phases):
         return unsampled
     loss = sum(p.steps * p.known_rate / (2.0 * p.noise_multiplier**2) for p in phases)

@@ -79,9 +79,9 @@ class PooledSums:
             Counts and sums after each of these steps, the pooled ones first, ``[steps, 1 + n]``.
         """
         squares, recent = np.atleast_2d(squares), [self._recent]
+        weight = (1.0 - self._DECAY) * (counts > 0)
         for mean in np.minimum(squares / np.maximum(counts, 1.0), self._LOUDEST):
-            heard = np.where(counts > 0, mean, recent[-1])
-            recent.append(self._DECAY * recent[-1] + (1 - self._DECAY) * heard)
+            recent.append(recent[-1] + weight * (mean - recent[-1]))
         self._recent = recent.pop()
         chosen = np.stack(recent) < 1.0
         found = []

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from lightning_audit.layout import FloatArray, IndexArray, Layout
 from lightning_audit.record.store import Kept, Observation
@@ -51,7 +51,7 @@ def noise_of(seen: Observation) -> tuple[FloatArray | None, str]:
         return None, seen.lack or _NO_SUMS
     noise = np.asarray((seen.released - seen.sums) / seen.noise_multiplier)
     squares = float(noise @ noise)
-    if special.gammainc(0.5 * len(noise), 0.5 * squares) < _RARE:
+    if scipy.special.gammainc(0.5 * len(noise), 0.5 * squares) < _RARE:
         return None, _TOO_SMALL
     norm = float(np.linalg.norm(seen.sums))
     scale = math.sqrt(max(squares / len(noise), 1.0))

@@ -45,8 +45,8 @@ from collections.abc import Hashable, Sequence
 from functools import lru_cache
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.sequential import PredictableCentre, log_mean_exp
@@ -85,8 +85,8 @@ def largest_interval_probability(records: int, low: int, high: int) -> float:
     if low <= 0 or high >= records:
         return 1.0
     odds = (_log_choose(records - 1, low - 1) - _log_choose(records - 1, high)) / (high - low + 1)
-    q = special.expit(odds)
-    below, inside = special.bdtr(np.array([low - 1, high]), records, q)
+    q = scipy.special.expit(odds)
+    below, inside = scipy.special.bdtr(np.array([low - 1, high]), records, q)
     return min(float(inside - below), 1.0)
 
 
@@ -239,7 +239,9 @@ class PoissonBatchBets:
 
 def _log_choose(n: int, k: Floats | IndexArray | int) -> Floats:
     return np.asarray(
-        special.gammaln(n + 1.0) - special.gammaln(k + 1.0) - special.gammaln(n - k + 1.0)
+        scipy.special.gammaln(n + 1.0)
+        - scipy.special.gammaln(k + 1.0)
+        - scipy.special.gammaln(n - k + 1.0)
     )
 
 

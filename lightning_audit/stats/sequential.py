@@ -38,7 +38,7 @@ def log_mean_exp(values: ArrayLike, axis: int = -1) -> Floats:
     """Return the logarithm of the mean of ``exp(values)`` along ``axis``, without overflow."""
     array = np.asarray(values, dtype=np.float64)
     # scipy's logsumexp takes forty times as long for the few numbers of a step.
-    return np.asarray(np.logaddexp.reduce(array, axis=axis) - np.log(array.shape[axis]))
+    return np.asarray(np.logaddexp.reduce(array, axis=axis) - math.log(array.shape[axis]))
 
 
 def largest_rejected(values: Floats, log_e: Floats, significance: float) -> Floats:
@@ -65,7 +65,7 @@ def running(start: ArrayLike, added: Floats) -> Floats:
         start: The sum before the first step.
         added: What each step adds, ``[n, ...]``.
     """
-    return np.cumsum(np.concatenate([np.asarray(start)[None], added]), axis=0)
+    return np.add.accumulate(np.concatenate([np.asarray(start)[None], added]))
 
 
 class PredictableCentre:
