@@ -229,7 +229,11 @@ class Recorder:
             entries[i] = seen.entry(self.header)
         entries["step"] = self._monitor.steps + np.arange(len(waiting))
         steps = dict(zip(entries["step"].tolist(), waiting, strict=True))
-        self._reduce(waiting, entries)
+        if (claimed := entries["noise_multiplier"] > 0).any():
+            rows = np.stack([seen.witnesses for seen in compress(waiting, claimed)])
+            about = (entries[name][claimed] for name in ("noise_multiplier", "epoch"))
+            for name, column in self._reducer.reduce(rows, *about).items():
+                entries[name][claimed] = column
         for block in Observation.blocks(entries, self.header.planned_end):
             self._monitor.update(block)
             if self.store is not None:
@@ -243,16 +247,6 @@ class Recorder:
         if along and self.header.signal == 1.0:  # low precision leaves a residue of each canary
             coins = np.stack([steps[number].coins for number in along])
             self._use.update([*along], coins, [*along.values()])
-
-    def _reduce(self, waiting: Sequence[Observation], entries: NDArray[Any]) -> None:
-        """Enter the sums over the probe coordinates of the steps with claimed noise."""
-        claimed = entries["noise_multiplier"] > 0
-        if claimed.any():
-            rows = np.stack([seen.witnesses for seen in compress(waiting, claimed)])
-            about = entries[claimed]
-            sums = self._reducer.reduce(rows, about["noise_multiplier"], about["epoch"])
-            for name, column in sums.items():
-                entries[name][claimed] = column
 
     def flush(self) -> None:
         """Feed the pending steps, and flush the record to the operating system."""

@@ -22,6 +22,7 @@ from lightning_audit.stats.divergences import (
 from lightning_audit.stats.sequential import (
     PredictableCentre,
     RobustCentre,
+    along,
     largest_rejected,
     log_mean_exp,
     running,
@@ -39,6 +40,48 @@ def chances_of_sides(coin_probability: float) -> Floats:
         "coin_probability", coin_probability, "a canary that is always or never in has no coin"
     )
     return np.array([1.0 - p, p])
+
+
+class _Past:
+    """Centers and scale of residuals, computed from the steps before each.
+
+    The center is the past mean of each canary, shrunk to that of all: an excess is common to them.
+
+    Args:
+        shape: Shape of a step's residuals, canaries on the last axis.
+        scale: Their claimed standard deviation.
+        terms: Number of terms whose difference is a residual, on the first axis of a step; 0 if
+            the residuals themselves are given.
+    """
+
+    #: Weight of the claimed scale against the observed one, in observations.
+    PRIOR = 20.0
+
+    def __init__(self, shape: tuple[int, ...], scale: float, terms: int = 0) -> None:
+        self._total = np.zeros((terms, *shape) if terms else shape)
+        self._squares = np.full(shape[:-1], self.PRIOR * scale**2)
+        self._terms, self._steps = terms, 0
+
+    def update(self, steps: Floats) -> tuple[Floats, Floats]:
+        """Update with steps; return them centered, and the scale of the residuals of each.
+
+        Args:
+            steps: The residuals, or their terms, ``[n, ..., k]``.
+
+        Returns:
+            The same centered; and the scale, ``[n, ..., 1]``, without an axis of terms.
+        """
+        totals = running(self._total, steps)
+        number, prior = self._steps + np.arange(float(len(steps))), PredictableCentre.PRIOR
+        before, count = totals[:-1], along(number, steps)
+        pooled = np.mean(before, axis=-1, keepdims=True) / np.maximum(count, 1.0)
+        centred = steps - (before + prior * pooled) / (count + prior)
+        residuals = np.subtract(*np.moveaxis(centred, 1, 0)) if self._terms else centred
+        squares = running(self._squares, np.sum(residuals**2, axis=-1))
+        counts = along(self.PRIOR + steps.shape[-1] * number, squares)
+        self._total, self._squares = totals[-1], squares[-1]
+        self._steps += len(steps)
+        return centred, np.sqrt(squares[:-1] / counts)[..., None]
 
 
 class CoinBet:
@@ -83,8 +126,6 @@ class CoinBet:
         arXiv:2010.09686, and for averages of e-processes Vovk and Wang 2021, arXiv:1912.06116.
     """
 
-    #: Weight of the claimed scale against the observed one, in observations.
-    PRIOR = 20.0
     #: Fraction of the stake on all canaries together, if there are several groups.
     POOLED = 0.9
 
@@ -103,11 +144,8 @@ class CoinBet:
         against = np.log((1.0 - chance) / chance)
         self._odds = against[:, None] - np.outer(side * (chance[1] - 0.5), COIN_SLOPES**2)
         self.signal = signal
-        self._total = np.zeros(shape)
-        self._steps = 0
+        self._shape, self._past = shape, _Past(shape, initial_scale)
         self._log_wealth = np.zeros((*shape[:-1], len(COIN_SLOPES)))
-        self._squares = np.full(shape[:-1], self.PRIOR * initial_scale**2)
-        self._count = self.PRIOR
         # Canaries of each group, ``[groups, k]``; no groups if there is only one.
         each = groups or ()
         names = tuple(dict.fromkeys(each)) if len(set(each)) > 1 else ()
@@ -121,23 +159,15 @@ class CoinBet:
         Returns:
             Log e-value after each of these steps, ``[n, *shape[:-1]]``.
         """
-        coins, readings = (np.reshape(v, (-1, *self._total.shape)) for v in (coins, readings))
-        residuals, number = readings - self.signal * coins, np.arange(len(coins))
-        totals = running(self._total, residuals)
-        centred = residuals - _centres(totals[:-1], self._steps)
-        squares = running(self._squares, np.sum(centred**2, axis=-1))
-        number = readings.shape[-1] * number.reshape(-1, *[1] * (readings.ndim - 2))
-        scale = np.sqrt(squares[:-1] / (self._count + number))
-        x = (2.0 * coins - 1.0) * centred / scale[..., None]
+        coins, readings = (np.reshape(v, (-1, *self._shape)) for v in (coins, readings))
+        centred, scale = self._past.update(readings - self.signal * coins)
+        x = (2.0 * coins - 1.0) * centred / scale
         side = coins.astype(np.intp)
         odds = self._odds[side] - x[..., None] * COIN_SLOPES
         gains = self._prize[side][..., None] - np.logaddexp(0.0, odds)
         wealth = running(self._log_wealth, gains.sum(axis=-2))
         of_groups = running(self._group_wealth, self._members @ gains)
-        self._total, self._squares = totals[-1], squares[-1]
         self._log_wealth, self._group_wealth = wealth[-1], of_groups[-1]
-        self._steps += len(coins)
-        self._count += readings.shape[-1] * len(coins)
         return self._log_e(wealth[1:], of_groups[1:])
 
     @property
@@ -154,19 +184,6 @@ class CoinBet:
             pooled + math.log(self.POOLED), of_groups + math.log1p(-self.POOLED)
         )
         return np.asarray(together, dtype=np.float64)
-
-
-def _centres(totals: Floats, steps: int) -> Floats:
-    """Return the past mean of each canary, shrunk to that of all: an excess is common to them.
-
-    Args:
-        totals: Sums before each step, ``[n, ..., k]``.
-        steps: Number of steps in the first of them.
-    """
-    prior, number = PredictableCentre.PRIOR, steps + np.arange(float(len(totals)))
-    number = number.reshape(-1, *[1] * (totals.ndim - 1))
-    pooled = np.mean(totals, axis=-1, keepdims=True) / np.maximum(number, 1.0)
-    return np.asarray((totals + prior * pooled) / (number + prior))
 
 
 # --- Lower bound on the leakage of the steps: bets on the score of guesses of the canaries' coins.
@@ -575,23 +592,14 @@ class SignalBet:
         # By slope and coin: the cost of centering two unequal groups.
         self._drift = np.exp(-np.outer(SIGNAL_SLOPES**2, [0.5 - chance[1], chance[1] - 0.5]))
         self._log_wealth = np.zeros((len(SIGNAL_SLOPES), *shape[:-1], len(self.signals)))
-        # Totals of the readings and of the coins.
-        self._totals = np.zeros((2, *shape))
-        self._steps = 0
-        self._squares = np.full(shape[:-1], CoinBet.PRIOR * initial_scale**2)
-        self._count = CoinBet.PRIOR
+        self._shape, self._past = shape, _Past(shape, initial_scale, terms=2)
 
     def update(self, coins: Floats, readings: Floats) -> None:
         """Update with one step or several: coins (0 or 1) and readings, ``[..., *shape]``."""
-        steps = (-1, *self._totals.shape[1:])
-        coins, readings = np.reshape(coins, steps), np.reshape(readings, steps)
-        now = np.stack([readings, coins], axis=1)
-        totals = running(self._totals, now)
-        z, b = np.moveaxis(now - _centres(totals[:-1], self._steps), 1, 0)
-        squares = running(self._squares, ((z - b) ** 2).sum(axis=-1))
-        number = np.arange(len(coins)).reshape(-1, *[1] * (readings.ndim - 2))
-        counts = self._count + readings.shape[-1] * number
-        side = (2.0 * coins - 1.0) / np.sqrt(squares[:-1] / counts)[..., None]
+        coins, readings = (np.reshape(v, (-1, *self._shape)) for v in (coins, readings))
+        centred, scale = self._past.update(np.stack([readings, coins], axis=1))
+        z, b = np.moveaxis(centred, 1, 0)
+        side = (2.0 * coins - 1.0) / scale
         x = (side * z)[..., None, :] - self.signals[:, None] * (side * b)[..., None, :]
         x = np.minimum(np.maximum(x, -self.REACH), self.REACH)
         power = np.empty((len(SIGNAL_SLOPES), *x.shape))
@@ -603,9 +611,6 @@ class SignalBet:
         power += self._of_side[coin][..., None, :]
         products = np.multiply.reduceat(power, np.arange(0, x.shape[-1], self.TOGETHER), axis=-1)
         self._log_wealth -= np.log(products).sum(axis=(1, -1))
-        self._totals, self._squares = totals[-1], squares[-1]
-        self._steps += len(coins)
-        self._count += readings.shape[-1] * len(coins)
 
     @property
     def log_e(self) -> Floats:

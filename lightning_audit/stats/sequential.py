@@ -68,6 +68,11 @@ def running(start: ArrayLike, added: Floats) -> Floats:
     return np.add.accumulate(np.concatenate([np.asarray(start)[None], added]))
 
 
+def along(numbers: Floats, steps: Floats) -> Floats:
+    """Return a number of each step, ``[n]``, with as many axes as the steps."""
+    return numbers.reshape(-1, *[1] * (steps.ndim - 1))
+
+
 class PredictableCentre:
     """A center computed from the past: the sum of past residuals over their number plus ten.
 
@@ -100,7 +105,7 @@ class PredictableCentre:
         totals = running(self._total, steps)
         counts = self._count + self.PRIOR + np.arange(len(steps))
         self._total, self._count = totals[-1], self._count + len(steps)
-        return np.asarray(totals[:-1] / counts.reshape(-1, *[1] * self._total.ndim))
+        return totals[:-1] / along(counts, totals)
 
 
 class RobustCentre:
@@ -122,28 +127,18 @@ class RobustCentre:
         self._total = np.zeros(shape)
         self._count = 0
 
-    @property
-    def value(self) -> Floats:
-        """The center to use for the next step, of the shape given at construction."""
-        return (self._total + self.PRIOR * _median(self._last)) / (self._count + self.PRIOR)
-
     def update(self, residuals: Floats, noise_multiplier: float) -> Floats:
         """Update as `PredictableCentre.update`, with the claimed noise of these steps."""
         steps = np.reshape(residuals, (-1, *self._total.shape))
-        reach, before = self.REACH * noise_multiplier, len(self._last)
-        last = np.concatenate([self._last, steps])
-        ends = before + np.arange(len(steps))
-        medians = np.stack([_median(last[max(0, end - self.LAST) : end]) for end in ends.tolist()])
+        last, before = np.concatenate([self._last, steps]), len(self._last)
+        windows = (last[max(0, i - self.LAST) : i] for i in range(before, len(last)))
+        medians = np.stack([np.sort(rows, axis=0)[len(rows) // 2] for rows in windows])
+        reach = self.REACH * noise_multiplier
         totals = running(self._total, np.clip(steps, medians - reach, medians + reach))
         counts = self._count + self.PRIOR + np.arange(len(steps))
         self._total, self._last = totals[-1], last[-self.LAST :]
         self._count += len(steps)
-        counts = counts.reshape(-1, *[1] * self._total.ndim)
-        return np.asarray((totals[:-1] + self.PRIOR * medians) / counts)
-
-
-def _median(rows: Floats) -> Floats:
-    return np.asarray(np.sort(rows, axis=0)[len(rows) // 2])
+        return (totals[:-1] + self.PRIOR * medians) / along(counts, totals)
 
 
 class SingleStepBet:
