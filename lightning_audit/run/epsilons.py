@@ -359,10 +359,21 @@ def current_epsilons(
     claimed_epsilon = claim.claimed_epsilon
     within = spent is not None and claimed_epsilon is not None and spent <= claimed_epsilon
     # Noise that is added to the weights is not in the readings: they prove nothing.
-    read = [s.monitor for s in sessions if s.monitor.steps and not s.releases.weights_move]
-    each = [_proved(monitor, config, len(sessions), within) for monitor in read] or [Proved()]
+    read = [s for s in sessions if s.monitor.steps and not s.releases.weights_move]
+    each = [_proved_once(session, config, len(sessions), within) for session in read] or [Proved()]
     largest = each[0] if len(each) == 1 else _largest(each, config.bound_significance)
     return Epsilons(claim, spent, largest, by_removal, composed, earlier)
+
+
+def _proved_once(
+    session: AuditSession, config: AuditConfig, optimizers: int, within: bool
+) -> Proved:
+    """Return `_proved`; the training's end asks again for what its last epoch's end has proved."""
+    about = session.monitor.steps, optimizers, within
+    if about not in session.proved:
+        session.proved = {about: _proved(session.monitor, config, optimizers, within)}
+    found: Proved = session.proved[about]
+    return found
 
 
 def _proved(monitor: AuditMonitor, config: AuditConfig, optimizers: int, within: bool) -> Proved:
