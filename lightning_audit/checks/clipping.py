@@ -17,7 +17,7 @@ from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import EARLIER, Observation, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.canary_bets import CoinBet
-from lightning_audit.stats.sequential import PredictableCentre
+from lightning_audit.stats.sequential import PredictableCentre, running
 
 if TYPE_CHECKING:
     from lightning_audit.checks.monitor import AuditMonitor
@@ -239,12 +239,12 @@ class ShiftEstimate:
 
     def update(self, coins: FloatArray, readings: FloatArray) -> FloatArray:
         """Update with a step, or several; return their centered residuals, ``[n, k]``."""
-        coins, readings = np.atleast_2d(coins, readings)
-        residual = readings - coins
+        residual = np.atleast_2d(readings - coins)
         centred = np.asarray(residual - self._centre.update(residual))
-        for coin in (0, 1):
-            x = centred[coins == coin]
-            self.sums[coin] += (len(x), x.sum(), x @ x)
+        chosen = np.stack(np.atleast_2d(coins == 0, coins == 1), axis=1)
+        x = np.where(chosen, centred[:, None], 0.0)
+        added = np.stack([part.sum(axis=-1) for part in (chosen, x, x**2)], axis=-1)
+        self.sums = running(self.sums, added)[-1]
         return centred
 
     @property
@@ -362,7 +362,7 @@ class LoudSteps:
         loud = readings > max(_LOUD, 1.0 + _DEVIATIONS * seen.noise_multiplier)
         for kind, chosen in enumerate((inside & ~loud, inside & loud)):
             self._seen[kind] += chosen.sum(axis=0)
-            self._sums[kind] += np.where(chosen, readings, 0.0).sum(axis=0)
+            self._sums[kind] = running(self._sums[kind], np.where(chosen, readings, 0.0))[-1]
         self._without += int((loud & ~inside).any(axis=1).sum())
         found = (inside & loud).any(axis=1)
         since = np.logical_or.accumulate(found) | bool(self.numbers)
@@ -438,7 +438,8 @@ class SensitivityCheck:
         centred = self._all.update(coins, readings)
         for coin in (0, 1):
             chosen = coins == coin
-            self._each[coin] += (chosen.sum(axis=0), np.where(chosen, centred, 0.0).sum(axis=0))
+            added = np.stack([chosen, np.where(chosen, centred, 0.0)], axis=1)
+            self._each[coin] = running(self._each[coin], added)[-1]
         self.loud.update(seen)
         for inside, read in zip(coins == 1, readings, strict=True):
             if inside.any() and len(self._norms) < _KEPT_NORMS:

@@ -153,7 +153,8 @@ class Onset:
         self.steps += int(flagged.sum())
         self.quiet += int((flagged & quiet).sum())
         self._before += int((~flagged).sum())
-        self._squares += [mean_squares[~flagged].sum(axis=0), mean_squares[flagged].sum(axis=0)]
+        for since, of_step in zip(flagged.astype(int), mean_squares, strict=True):
+            self._squares[since] += of_step
 
     def ratios(self) -> dict[int, float]:
         """Return tensor -> noise and data over the claim since, if it was as claimed before.

@@ -610,7 +610,8 @@ class SignalBet:
         power *= (self._of_other[coin] * self._drift[:, coin])[..., None, :]
         power += self._of_side[coin][..., None, :]
         products = np.multiply.reduceat(power, np.arange(0, x.shape[-1], self.TOGETHER), axis=-1)
-        self._log_wealth -= np.log(products).sum(axis=(1, -1))
+        for of_step in np.moveaxis(np.log(products).sum(axis=-1), 1, 0):
+            self._log_wealth -= of_step
 
     @property
     def log_e(self) -> Floats:

@@ -331,12 +331,11 @@ class TwoGroups:
         self.frozen = self.frozen or noise_multiplier != self.noise_multiplier
         if self.frozen:
             return
-        centres = self._centre.update(readings - coins)
-        x = (readings - centres.reshape(readings.shape)) / noise_multiplier
-        for group, chosen in enumerate((coins < 0.5, coins > 0.5)):
-            self._n[group] += chosen.sum()
-            self._sum[group] += x[chosen].sum()
-        self._squares += float(np.square(x).sum())
+        x = (np.atleast_2d(readings) - self._centre.update(readings - coins)) / noise_multiplier
+        chosen = np.stack(np.atleast_2d(coins < 0.5, coins > 0.5), axis=1)
+        self._n += chosen.sum(axis=(0, -1))
+        self._sum = running(self._sum, np.where(chosen, x[:, None], 0.0).sum(axis=-1))[-1]
+        self._squares = float(running(self._squares, np.square(x).sum(axis=-1))[-1])
 
     @property
     def statistics(self) -> tuple[int, int, float, float]:
