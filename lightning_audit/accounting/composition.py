@@ -204,7 +204,7 @@ def _sufficient_grid(
     """Return the width at which epsilon has converged, by halving; see `epsilon_of_history`."""
     grid = _unsampled_epsilon(phases, delta, adjacency) / _START_CELLS
     grid = min(max(grid, _FINEST_START), _COARSEST_START)
-    # The central limit tells epsilon to a factor of about two: start where halving may end.
+    # The central limit is right to a factor of about two: start where halving may end.
     mu = _spread(phases) * (2.0 if adjacency == "replace_one" else 1.0)
     wide = max(4.0 * COMPOSITION_ERROR * float(gaussian_epsilon(mu, delta)), 2.0 * resolution)
     grid /= 2.0 ** math.ceil(max(math.log2(grid / wide), 0.0))

@@ -83,16 +83,13 @@ class PooledSums:
         for mean in np.minimum(squares / np.maximum(counts, 1.0), self._LOUDEST):
             recent.append(recent[-1] + weight * (mean - recent[-1]))
         self._recent = recent.pop()
-        chosen = np.stack(recent) < 1.0
-        found = []
-        for of_all, of_each, added in (
-            (self.pooled_count, self.count, np.broadcast_to(counts, squares.shape)),
-            (self.pooled_squares, self.squares, squares),
-        ):
-            pooled = np.where(chosen, added, 0.0).sum(axis=1, keepdims=True)
-            found.append(running(np.append(of_all, of_each), np.hstack([pooled, added]))[1:])
-        count, total = found
-        self.pooled_count, self.pooled_squares = float(count[-1, 0]), float(total[-1, 0])
+        added = np.stack([np.broadcast_to(counts, squares.shape), squares], axis=1)
+        chosen = (np.stack(recent) < 1.0)[:, None]
+        pooled = np.where(chosen, added, 0.0).sum(axis=-1, keepdims=True)
+        before = [[self.pooled_count, *self.count], [self.pooled_squares, *self.squares]]
+        sums = running(before, np.concatenate([pooled, added], axis=-1))[1:]
+        count, total = np.moveaxis(sums, 1, 0)
+        self.pooled_count, self.pooled_squares = sums[-1, :, 0].tolist()
         self.count, self.squares = count[-1, 1:], total[-1, 1:]
         return count, total
 

@@ -259,10 +259,8 @@ class Observation:
             The claim, and the other columns with the steps as their first axis, ``[n, ...]``.
         """
         rows = np.atleast_1d(entries)
-        values: dict[str, Any] = {
-            name: rows[name].astype(np.float64) if size else np.asarray(rows[name])
-            for name, (_, size) in _COLUMNS.items()
-        }
+        kinds = {name: "<f8" if size else kind for name, (kind, size) in _COLUMNS.items()}
+        values: dict[str, Any] = {name: rows[name].astype(kind) for name, kind in kinds.items()}
         return cls(**values | {name: values[name][0].item() for name in _CLAIM})
 
     @classmethod
@@ -277,9 +275,8 @@ class Observation:
         kinds.append(entries["step"] >= (end or 0))
         known = np.nan_to_num(np.stack(kinds, axis=1, dtype=np.float64), nan=-1.0)
         changes = np.flatnonzero((known[1:] != known[:-1]).any(axis=1)) + 1
-        for block in np.split(entries, np.union1d(changes, np.arange(_MOST, len(entries), _MOST))):
-            if len(block):
-                yield cls.of(block)
+        cuts = np.union1d(changes, np.arange(_MOST, len(entries), _MOST))
+        yield from map(cls.of, filter(len, np.split(entries, cuts)))
 
     def where(self, steps: Any) -> Observation:
         """Return some of the steps, a mask ``[n]``, of an observation of several."""

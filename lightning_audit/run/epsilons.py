@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lightning_audit.accounting.composition import exceeds, passes_taken
 from lightning_audit.accounting.history import Phase, rates_known
@@ -365,15 +366,12 @@ def current_epsilons(
     return Epsilons(claim, spent, largest, by_removal, composed, earlier)
 
 
-def _proved_once(
-    session: AuditSession, config: AuditConfig, optimizers: int, within: bool
-) -> Proved:
+def _proved_once(session: AuditSession, config: AuditConfig, *about: Any) -> Proved:
     """Return `_proved`; the training's end asks again for what its last epoch's end has proved."""
-    about = session.monitor.steps, optimizers, within
-    if about not in session.proved:
-        session.proved = {about: _proved(session.monitor, config, optimizers, within)}
-    found: Proved = session.proved[about]
-    return found
+    known: dict[Any, Proved] = session.proved
+    if (key := (session.monitor.steps, *about)) not in known:
+        known = session.proved = {key: _proved(session.monitor, config, *about)}
+    return known[key]
 
 
 def _proved(monitor: AuditMonitor, config: AuditConfig, optimizers: int, within: bool) -> Proved:

@@ -223,9 +223,8 @@ def _solve(tail_of: _TailFactory, t: Floats, freedom: Floats, significance: floa
             return np.log(probability) - np.log(significance), slope / probability
 
     spread = np.sqrt(1.0 + t * t / (2.0 * freedom))
-    return least_nonnegative(
-        residual, np.maximum(t + scipy.special.ndtri(significance) * spread, 0.01)
-    )
+    guess = t + scipy.special.ndtri(significance) * spread
+    return least_nonnegative(residual, np.maximum(guess, 0.01))
 
 
 def _tail_over_scale(t: Floats, freedom: Floats, significance: float) -> _Tail:

@@ -203,9 +203,7 @@ class MuSides(Sides):
         t, weight = _nodes(start, stop, self.nodes)
         z = -mu[:, None] - t
         small, small_rest = scipy.special.ndtr(z), scipy.special.ndtr(-z)
-        density_of_t = y.density_of_logit(
-            scipy.special.ndtr(t), scipy.special.ndtr(-t)
-        ) * _logit_slope(t)
+        density_of_t = y.density_of_logit(*scipy.special.ndtr([t, -t])) * _logit_slope(t)
         density_of_z = x.density_of_logit(small, small_rest) * _logit_slope(z)
         weight = weight * density_of_t
         density = np.sum(weight * density_of_z, axis=1)

@@ -238,11 +238,8 @@ class PoissonBatchBets:
 
 
 def _log_choose(n: int, k: Floats | IndexArray | int) -> Floats:
-    return np.asarray(
-        scipy.special.gammaln(n + 1.0)
-        - scipy.special.gammaln(k + 1.0)
-        - scipy.special.gammaln(n - k + 1.0)
-    )
+    whole, chosen, rest = (scipy.special.gammaln(m + 1.0) for m in (n, k, n - k))
+    return np.asarray(whole - chosen - rest)
 
 
 # --- E-values for Poisson sampling: repeated batches, and records that are drawn too often.

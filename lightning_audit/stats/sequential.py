@@ -68,9 +68,9 @@ def running(start: ArrayLike, added: Floats) -> Floats:
     return np.add.accumulate(np.concatenate([np.asarray(start)[None], added]))
 
 
-def along(numbers: Floats, steps: Floats) -> Floats:
+def along(numbers: ArrayLike, steps: Floats) -> Floats:
     """Return a number of each step, ``[n]``, with as many axes as the steps."""
-    return numbers.reshape(-1, *[1] * (steps.ndim - 1))
+    return np.reshape(np.asarray(numbers, dtype=np.float64), (-1, *[1] * (steps.ndim - 1)))
 
 
 class PredictableCentre:
