@@ -271,6 +271,8 @@ class RepeatBet:
         self._records = records
         self._known: set[Hashable] = set()
         self._sizes: dict[int, int] = {}
+        # The sum for the latest rate.
+        self._rate, self._total = 0.0, 0.0
         self._log_wealth = np.zeros(len(REPEATS))
         #: Number of repeated batches.
         self.again = 0
@@ -295,15 +297,20 @@ class RepeatBet:
         if size and not came:
             self._known.add(key)
             self._sizes[size] = self._sizes.get(size, 0) + 1
+            self._total += self._of_size(size, rate)
 
     def _chance(self, rate: float) -> float:
         """Return the largest probability that the next batch is one of those before."""
-        total = 0.0
-        for size, count in self._sizes.items():
-            own = min(rate, size / self._records)
-            outside = (self._records - size) * math.log1p(-own) if size < self._records else 0.0
-            total += count * math.exp(size * math.log(own) + outside)
-        return total
+        if rate != self._rate:
+            each = (count * self._of_size(size, rate) for size, count in self._sizes.items())
+            self._rate, self._total = rate, math.fsum(each)
+        return self._total
+
+    def _of_size(self, size: int, rate: float) -> float:
+        """Return the largest probability of a given batch of this size."""
+        own = min(rate, size / self._records)
+        outside = (self._records - size) * math.log1p(-own) if size < self._records else 0.0
+        return math.exp(size * math.log(own) + outside)
 
     @property
     def log_e(self) -> float:
