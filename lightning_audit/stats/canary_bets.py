@@ -599,19 +599,22 @@ class SignalBet:
         coins, readings = (np.reshape(v, (-1, *self._shape)) for v in (coins, readings))
         centred, scale = self._past.update(np.stack([readings, coins], axis=1))
         z, b = np.moveaxis(centred, 1, 0)
-        side = (2.0 * coins - 1.0) / scale
-        x = (side * z)[..., None, :] - self.signals[:, None] * (side * b)[..., None, :]
-        x = np.minimum(np.maximum(x, -self.REACH), self.REACH)
-        power = np.empty((len(SIGNAL_SLOPES), *x.shape))
-        np.exp(-SIGNAL_SLOPES[0] * x, out=power[0])
-        for j in range(1, len(power)):
-            np.multiply(power[j - 1], power[j - 1], out=power[j])
-        coin = coins.astype(np.intp)
-        power *= (self._of_other[coin] * self._drift[:, coin])[..., None, :]
-        power += self._of_side[coin][..., None, :]
-        products = np.multiply.reduceat(power, np.arange(0, x.shape[-1], self.TOGETHER), axis=-1)
-        for of_step in np.moveaxis(np.log(products).sum(axis=-1), 1, 0):
-            self._log_wealth -= of_step
+        side, coin = (2.0 * coins - 1.0) / scale, coins.astype(np.intp)
+        of_side, of_other = self._of_side[coin], (self._of_other * self._drift)[:, coin]
+        # Canaries on the first axis, signals on the last, in place: half of the time.
+        each = np.moveaxis(np.stack([side * z, side * b, of_side, *of_other]), -1, 1)
+        x, slope, own, *others = each[..., None]
+        power = x - self.signals * slope
+        np.clip(power, -self.REACH, self.REACH, out=power)
+        power *= -SIGNAL_SLOPES[0]
+        np.exp(power, out=power)
+        for log_wealth, other in zip(self._log_wealth, others, strict=True):
+            factors = power * other
+            factors += own
+            parts = np.split(factors, range(self.TOGETHER, len(factors), self.TOGETHER))
+            for of_step in np.sum([np.log(np.multiply.reduce(part)) for part in parts], axis=0):
+                log_wealth -= of_step
+            power *= power
 
     @property
     def log_e(self) -> Floats:
