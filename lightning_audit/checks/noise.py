@@ -35,8 +35,8 @@ from lightning_audit.stats.sampling_tests import DivisorTest, QuietEntries
 from lightning_audit.stats.sequential import (
     PredictableCentre,
     SingleStepBet,
-    is_look,
     log_mean_exp,
+    looks_after,
     running,
 )
 
@@ -61,22 +61,17 @@ class PooledSums:
     _LOUDEST = 2.0
 
     def __init__(self, units: int) -> None:
-        self.count = np.zeros(units)
-        self.squares = np.zeros(units)
-        self.pooled_count = 0.0
-        self.pooled_squares = 0.0
+        self.count, self.squares = np.zeros(units), np.zeros(units)
+        self.pooled_count = self.pooled_squares = 0.0
         # No unit is pooled at the first step: nothing is known of it yet.
         self._recent = np.ones(units)
 
     def update(self, counts: FloatArray, squares: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Update with a step, or several.
+        """Update with a step, or several; return counts and sums after each, ``[steps, 1 + n]``.
 
         Args:
             counts: number of terms of each unit, alike in all steps, ``[n]``.
             squares: sums of squares of each unit, ``[n]`` or ``[steps, n]``.
-
-        Returns:
-            Counts and sums after each of these steps, the pooled ones first, ``[steps, 1 + n]``.
         """
         squares, recent = np.atleast_2d(squares), [self._recent]
         weight = (1.0 - self._DECAY) * (counts > 0)
@@ -135,15 +130,13 @@ class Onset:
         # Number of steps before; the tensors' mean squares before and since, summed over steps.
         self._before, self._squares = 0, np.zeros((2, units))
 
-    def update(
-        self, mean_squares: FloatArray, *, quiet: NDArray[np.bool_], flagged: NDArray[np.bool_]
-    ) -> None:
-        """Update with steps, and with whether a step has been flagged by then.
+    def update(self, mean_squares: FloatArray, *, quiet: Any, flagged: Any) -> None:
+        """Update with steps.
 
         Args:
             mean_squares: of each tensor, ``[steps, units]``.
             quiet: whether the step's own e-value is above 1, ``[steps]``.
-            flagged: whether this step or an earlier one has been flagged, ``[steps]``.
+            flagged: whether a step has been flagged by then, ``[steps]``.
         """
         if not self.steps and flagged.any():
             self._chosen = mean_squares[flagged][0]
@@ -294,12 +287,10 @@ class WitnessNoiseCheck:
         each = log_mean_exp(noise_log_e(self._counts, squares))
         alone = log_mean_exp([together, each], axis=0)
         self.burst.update(self._bet.update(alone), step)
-        at = self.burst.violated_at
-        flagged = step >= (math.inf if at is None else at)
+        flagged = step >= (step[-1] + 1 if (at := self.burst.violated_at) is None else at)
         mean_squares = squares / np.maximum(self._counts, 1.0)
         self.onset.update(mean_squares, quiet=alone > 0.0, flagged=flagged)
-        looks = is_look(self._seen + 1 + np.arange(len(step)))
-        self._seen += len(step)
+        looks, self._seen = looks_after(self._seen, len(step))
         log_e = noise_log_e(count[looks], total[looks])
         self.pooled.update(log_e[:, 0], step[looks])
         self.single.update(log_mean_exp(log_e[:, 1:]), step[looks])
@@ -324,10 +315,9 @@ class WitnessNoiseCheck:
 
     def flagged_tensors(self) -> list[str]:
         """Return the tensors whose own e-value crossed the threshold, least noise first."""
-        ratios = dict(zip(self._names, self.ratios(), strict=True))
-        level = self.single.threshold + np.log(len(self._names))
-        flagged = [self._names[j] for j in np.flatnonzero(self._largest >= level)]
-        return sorted(flagged, key=lambda name: ratios[name])
+        level, ratios = self.single.threshold + np.log(len(self._names)), self.ratios()
+        flagged = sorted(np.flatnonzero(self._largest >= level), key=lambda j: float(ratios[j]))
+        return [self._names[j] for j in flagged]
 
     def results(self) -> tuple[CheckResult, ...]:
         """Return the results of the three checks."""
@@ -384,8 +374,7 @@ class CanaryNoiseCheck:
         residual = seen.readings - seen.coins
         squares = ((residual - self._centre.update(residual)) / seen.noise_multiplier) ** 2
         count, total = self.sums.update(np.ones(squares.shape[1]), squares)
-        looks = is_look(self._seen + 1 + np.arange(len(squares)))
-        self._seen += len(squares)
+        looks, self._seen = looks_after(self._seen, len(squares))
         log_e = noise_log_e(count[looks], total[looks])
         both = [log_e[:, 0], log_mean_exp(log_e[:, 1:])]
         self.evidence.update(log_mean_exp(both, axis=0), seen.step[looks])
@@ -781,7 +770,6 @@ class SingleEntries:
     def result(self, lack: str) -> CheckResult:
         """Return the check's result; ``lack`` is the reason why no noise was read."""
         flagged = self._flagged
-        smallest = flagged[0] if flagged else None
         return NOISE_ENTRIES.result(
             self._test,
             NOISE_ENTRIES.fine,
@@ -791,7 +779,7 @@ class SingleEntries:
             {
                 "entries": self._entries,
                 "quiet": len(flagged),
-                "quietest": smallest,
+                "quietest": next(iter(flagged), None),
                 "since_step": self._since,
             },
             lack,
@@ -836,9 +824,8 @@ class WholeSizes:
         self._test.update(float(log_mean_exp([each, float(self._single.log_e)])), seen.step)
         ratio = np.sqrt(squares / np.maximum(count, 1.0))
         self._steps += 1
-        self._of_smallest[:, ratio < self._smallest] = np.stack(
-            [count, np.full(len(count), self._steps)]
-        )[:, ratio < self._smallest]
+        less = ratio < self._smallest
+        self._of_smallest[:, less] = count[less], np.full(less.sum(), self._steps)
         self._smallest = np.fmin(self._smallest, ratio)
         self._largest = np.fmax(self._largest, np.fmax(now, steady))
 

@@ -43,7 +43,7 @@ from lightning_audit.stats.dependence import (
     product_log_e,
 )
 from lightning_audit.stats.noise_tests import NoisePast, noise_log_e
-from lightning_audit.stats.sequential import SingleStepBet, is_look, log_mean_exp, running
+from lightning_audit.stats.sequential import SingleStepBet, log_mean_exp, looks_after, running
 
 if TYPE_CHECKING:
     from lightning_audit.checks.monitor import AuditMonitor
@@ -109,8 +109,7 @@ class ReuseCheck:
 
     def update(self, seen: Observation) -> None:
         """Update with steps."""
-        looks = is_look(self._seen + 1 + np.arange(len(seen.step)))
-        self._seen += len(seen.step)
+        looks, self._seen = looks_after(self._seen, len(seen.step))
         count = np.hstack([seen.lag_count, seen.epoch_count])
         squares = np.hstack([seen.lag_squares, seen.epoch_squares])
         known = count.any(axis=1) & np.isfinite(squares).all(axis=1)

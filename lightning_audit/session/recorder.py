@@ -62,8 +62,10 @@ _PASSES_AT_TIMES = (
 class Recorder:
     """Feeds steps to the record and to the checks, in blocks after the first `PROMPT` steps.
 
-    A block of ten steps costs half of ten single ones, which evict the training's data from the
-    processor's caches. A reading that no correct step gives is fed immediately.
+    The checks of the record compute the steps of a block together, each with the centers and the
+    wealth that the steps before it leave: the numbers are those of single steps, and their proofs
+    hold. Single steps cost more, and evict the training's data from the processor's caches. A
+    reading that no correct step gives is fed immediately.
 
     Args:
         header: describes the entries.

@@ -47,13 +47,21 @@ def largest_rejected(values: Floats, log_e: Floats, significance: float) -> Floa
     return np.asarray(np.concatenate([[0.0], values])[rejected], dtype=np.float64)
 
 
-def is_look(seen: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return whether an expensive e-value is computed after ``seen`` steps, elementwise.
+def looks_after(seen: int, steps: int) -> tuple[NDArray[np.bool_], int]:
+    """Return whether an expensive e-value is computed after each of the next steps, ``[steps]``.
 
     It is for the first 100 steps and for every 10th after them. Fewer looks are equally valid, and
     may flag later.
+
+    Args:
+        seen: Number of steps before.
+        steps: Number of the next steps.
+
+    Returns:
+        The looks; and the number of steps after them.
     """
-    return np.asarray((seen <= 100) | (seen % 10 == 0))
+    numbers = seen + 1 + np.arange(steps)
+    return (numbers <= 100) | (numbers % 10 == 0), seen + steps
 
 
 def running(start: ArrayLike, added: Floats) -> Floats:

@@ -27,9 +27,9 @@ from lightning_audit.stats.sequential import (
     SingleStepBet,
     TwoGroups,
     further_trainings,
-    is_look,
     log_e_of_whole_shares,
     log_mean_exp,
+    looks_after,
     share_error_upper,
     share_log_e,
 )
@@ -115,8 +115,9 @@ def test_log_mean_exp_does_not_overflow():
 
 
 def test_looks_are_taken_at_each_of_the_first_hundred_and_at_every_tenth_later():
-    looks = [seen for seen in range(1, 151) if is_look(seen)]
-    assert looks == [*range(1, 101), 110, 120, 130, 140, 150]
+    (first, seen), expected = looks_after(0, 97), [*range(1, 101), 110, 120, 130, 140, 150]
+    looks, seen = looks_after(seen, 53)
+    assert (seen, (np.flatnonzero([*first, *looks]) + 1).tolist()) == (150, expected)
 
 
 # --- What looking again and again costs, and how soon each test finds a violation: references.
