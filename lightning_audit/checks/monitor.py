@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,26 +127,22 @@ class AuditMonitor:
     @property
     def witness_noise(self) -> WitnessNoiseCheck:
         """The statistic of the noise at the probe coordinates."""
-        found: WitnessNoiseCheck = self._of_steps[NOISE.name]
-        return found
+        return cast(WitnessNoiseCheck, self._of_steps[NOISE.name])
 
     @property
     def reuse(self) -> ReuseCheck:
         """The statistic of noise that is re-used at the probe coordinates."""
-        found: ReuseCheck = self._of_steps[REUSE_LAG.name]
-        return found
+        return cast(ReuseCheck, self._of_steps[REUSE_LAG.name])
 
     @property
     def canary_noise(self) -> CanaryNoiseCheck:
         """The statistic of the noise along the canaries."""
-        found: CanaryNoiseCheck = self._of_canaries[NOISE_CANARY.name]
-        return found
+        return cast(CanaryNoiseCheck, self._of_canaries[NOISE_CANARY.name])
 
     @property
     def sensitivity(self) -> SensitivityCheck:
         """The statistic of what canaries add."""
-        found: SensitivityCheck = self._of_canaries[SENSITIVITY.name]
-        return found
+        return cast(SensitivityCheck, self._of_canaries[SENSITIVITY.name])
 
     @property
     def history(self) -> tuple[Phase, ...]:

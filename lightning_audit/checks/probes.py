@@ -329,9 +329,7 @@ class _Epochs:
     def __init__(self, width: int) -> None:
         self._epoch: int | None = None
         self._ended = 0
-        self._first = _Trace(width, self._KEPT)
-        self._previous = _Trace(width, self._KEPT)
-        self._current = _Trace(width, self._KEPT)
+        self._first, self._previous, self._current = (_Trace(width, self._KEPT) for _ in range(3))
 
     def compare(
         self, epochs: list[int], readings: FloatArray, sigmas: FloatArray, use: NDArray[np.bool_]

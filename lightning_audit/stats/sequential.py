@@ -333,8 +333,7 @@ class TwoGroups:
 
     def update(self, coins: Floats, readings: Floats, noise_multiplier: float) -> None:
         """Update with a step, or several, ``[..., k]``; ignored once the noise has changed."""
-        if self.noise_multiplier is None:
-            self.noise_multiplier = noise_multiplier
+        self.noise_multiplier = self.noise_multiplier or noise_multiplier
         # The t statistic assumes one variance.
         self.frozen = self.frozen or noise_multiplier != self.noise_multiplier
         if self.frozen:
