@@ -162,6 +162,10 @@ def test_the_package_gives_its_names_without_loading_them_before():
         _ = lightning_audit.Unheard
 
 
+def test_the_command_that_checks_reports_starts_without_special_functions():
+    run("import sys, lightning_audit.cli.check\nassert 'scipy.special' not in sys.modules\n")
+
+
 def test_every_module_says_what_it_is_for():
     silent = [p for p in FILES if not ast.get_docstring(ast.parse(p.read_text(encoding="utf-8")))]
     assert silent == []

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-from scipy import special
+import scipy
 
 from lightning_audit import _validate
 from lightning_audit.accounting.history import Phase, bucket_up, inverse_square, merge
@@ -204,6 +204,10 @@ def _sufficient_grid(
     """Return the width at which epsilon has converged, by halving; see `epsilon_of_history`."""
     grid = _unsampled_epsilon(phases, delta, adjacency) / _START_CELLS
     grid = min(max(grid, _FINEST_START), _COARSEST_START)
+    # The central limit is right to a factor of about two: start where halving may end.
+    mu = _spread(phases) * (2.0 if adjacency == "replace_one" else 1.0)
+    wide = max(4.0 * COMPOSITION_ERROR * float(gaussian_epsilon(mu, delta)), 2.0 * resolution)
+    grid /= 2.0 ** math.ceil(max(math.log2(grid / wide), 0.0))
     coarse = _epsilon_on_grid(phases, delta, grid, adjacency)
     while True:
         grid /= 2
@@ -257,8 +261,6 @@ def _single_step(
 ) -> PrivacyLossDistribution:
     # Imported here because it takes a second, and most users of this module never need it.
     if adjacency == "add_remove":
-        pass
-
         from lightning_audit.accounting.step_losses import step_losses
 
         return step_losses(sigma, sample_rate, grid)
@@ -340,7 +342,7 @@ def total_variation(history: Sequence[Phase], *, adjacency: Adjacency = "add_rem
     if any(phase.noise_multiplier == 0 for phase in phases):
         return 1.0
     # 2 Phi(mu / 2) - 1
-    unsampled = float(special.erf(unsampled_mu(phases, adjacency) / math.sqrt(8.0)))
+    unsampled = float(scipy.special.erf(unsampled_mu(phases, adjacency) / math.sqrt(8.0)))
     if all(phase.known_rate == 1 for phase in phases):
         return unsampled
     loss = sum(p.steps * p.known_rate / (2.0 * p.noise_multiplier**2) for p in phases)

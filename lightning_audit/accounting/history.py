@@ -189,10 +189,10 @@ class StepHistory:
         # Number of the last step of each run, counted from 1.
         self._ends: list[int] = []
 
-    def add(self, noise_multiplier: float, sample_rate: float | None) -> None:
-        """Add a step; a rate of zero, at which no record would join, counts as unknown."""
+    def add(self, noise_multiplier: float, sample_rate: float | None, steps: int = 1) -> None:
+        """Add equal steps; a rate of zero, at which no record would join, counts as unknown."""
         sample_rate = sample_rate or None
-        step = self._ends[-1] + 1 if self._ends else 1
+        step = self._ends[-1] + steps if self._ends else steps
         if self._ends and (self._sigmas[-1], self._rates[-1]) == (noise_multiplier, sample_rate):
             self._ends[-1] = step
             return

@@ -268,22 +268,15 @@ class Guesses:
         self.least_noise = math.inf
 
     def update(self, seen: Observation) -> None:
-        """Update with one step whose coins count."""
+        """Update with steps whose coins count."""
         coins, readings, sigma = seen.coins > 0, seen.readings, seen.noise_multiplier
         if math.isnan(self._spread):
             self._spread = sigma
         self.least_noise = min(self.least_noise, sigma)
-        guesses = (readings - self._centre.value)[None] > 0.5 + sigma * _OFFSETS[:, None]
-        self._counts += np.stack(
-            [
-                (~guesses & coins).sum(axis=1),
-                (guesses & coins).sum(axis=1),
-                (guesses & ~coins).sum(axis=1),
-                (~guesses & ~coins).sum(axis=1),
-            ],
-            axis=1,
-        )
-        self._centre.update(readings - coins)
+        centred = readings - self._centre.update(readings - coins)
+        guesses = centred > 0.5 + sigma * _OFFSETS[:, None, None]
+        sides = (~guesses & coins, guesses & coins, guesses & ~coins, ~guesses & ~coins)
+        self._counts += np.stack([side.sum(axis=(1, 2)) for side in sides], axis=1)
 
     @property
     def middle(self) -> ConfusionCounts:
@@ -360,17 +353,18 @@ class LeakageBound:
         self._looks: list[tuple[int, int, Floats]] = []
 
     def update(self, seen: Observation) -> None:
-        """Update with one step whose coins count."""
+        """Update with steps whose coins count."""
         sigma, rate = seen.noise_multiplier, seen.sample_rate
         # If the rate is unknown, all steps have the same weight.
         rate = 1.0 if math.isnan(rate) or rate <= 0.0 else min(rate, 1.0)
-        self._bet.update(seen.coins, seen.readings, sigma, rate)
-        self._claims.add(sigma, rate)
-        self._seen += 1
-        # The latest look is always the last one kept.
-        if len(self._looks) > 1 and self._looks[-1][0] < _APART * self._looks[-2][0]:
-            self._looks.pop()
-        self._looks.append((self._seen, seen.step + 1, self._bet.growth))
+        growths = self._bet.update(seen.coins, seen.readings, sigma, rate)
+        self._claims.add(sigma, rate, len(growths))
+        for step, growth in zip(seen.step.tolist(), growths, strict=True):
+            self._seen += 1
+            # The latest look is always the last one kept.
+            if len(self._looks) > 1 and self._looks[-1][0] < _APART * self._looks[-2][0]:
+                self._looks.pop()
+            self._looks.append((self._seen, step + 1, growth))
 
     def front(self, significance: float) -> list[ProvedPart]:
         """Return what is proved for the steps up to each look, from the latest look back.
@@ -428,7 +422,7 @@ class SignalBound:
         self._bet: SignalBet | None = None
 
     def update(self, seen: Observation) -> None:
-        """Update with one step whose coins count."""
+        """Update with steps whose coins count."""
         if self._bet is None:
             scale = seen.noise_multiplier
             self._bet = SignalBet((self._k,), _SIGNAL_GRID, scale, self._coin_probability)
@@ -449,7 +443,7 @@ class StudentBound:
         self._groups = TwoGroups(len(header.canaries))
 
     def update(self, seen: Observation) -> None:
-        """Update with one step whose coins count."""
+        """Update with steps whose coins count."""
         self._groups.update(seen.coins, seen.readings, seen.noise_multiplier)
 
     def mu_lower(self, significance: float) -> tuple[float, float]:

@@ -16,6 +16,9 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from lightning_audit.results.audit_report import CheckResult, Kind, LikelyFault, Place
 from lightning_audit.results.report_details import places_in
 
@@ -102,12 +105,22 @@ class Evidence:
         level = self._level
         return next((step for step, log_e in self.growth if log_e >= level), None)
 
-    def update(self, log_e: float, step: int) -> None:
-        """Update with the log e-value after a step; any number of looks is valid."""
-        self.observed = True
-        log_e = float(log_e) + self._log_weight
-        if not log_e > self.log_e:  # also if it is NaN
-            return
+    def update(self, log_e: ArrayLike, step: ArrayLike) -> None:
+        """Update with the log e-value after a step, or after each of several.
+
+        Any number of looks is valid.
+
+        Args:
+            log_e: the log e-values, ``[]`` or ``[n]``.
+            step: the numbers of their steps, alike.
+        """
+        looks, weight = np.ravel(log_e).tolist(), self._log_weight
+        self.observed |= bool(looks)
+        for value, at in zip(looks, np.ravel(step).tolist(), strict=True):
+            if value + weight > self.log_e:  # not if it is NaN
+                self._grow(value + weight, at)
+
+    def _grow(self, log_e: float, step: int) -> None:
         self.log_e, kept = log_e, self.growth
         before = kept[-2][1] if len(kept) > 1 else 0.0
         small = kept and kept[-1][1] < max(1.0, _GROWTH * before)
@@ -234,7 +247,7 @@ class EntryStatistic(Protocol):
     """Statistic of a record's entries; checkpoints hold it, see `record.store`."""
 
     def update(self, seen: Observation) -> None:
-        """Add one step that counts."""
+        """Add steps that count, of one claim; the columns' first axis is that of the steps."""
 
     def results(self) -> tuple[CheckResult, ...]:
         """Results of the checks."""

@@ -17,7 +17,7 @@ from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import EARLIER, Observation, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.canary_bets import CoinBet
-from lightning_audit.stats.sequential import PredictableCentre
+from lightning_audit.stats.sequential import PredictableCentre, running
 
 if TYPE_CHECKING:
     from lightning_audit.checks.monitor import AuditMonitor
@@ -238,13 +238,13 @@ class ShiftEstimate:
         self.sums = np.zeros((2, 3))
 
     def update(self, coins: FloatArray, readings: FloatArray) -> FloatArray:
-        """Update with a step; return its centered residuals."""
-        residual = readings - coins
-        centred = np.asarray(residual - self._centre.value)
-        self._centre.update(residual)
-        for coin in (0, 1):
-            x = centred[coins == coin]
-            self.sums[coin] += (len(x), x.sum(), x @ x)
+        """Update with a step, or several; return their centered residuals, ``[n, k]``."""
+        residual = np.atleast_2d(readings - coins)
+        centred = np.asarray(residual - self._centre.update(residual))
+        chosen = np.stack(np.atleast_2d(coins == 0, coins == 1), axis=1)
+        x = np.where(chosen, centred[:, None], 0.0)
+        added = np.stack([part.sum(axis=-1) for part in (chosen, x, x**2)], axis=-1)
+        self.sums = running(self.sums, added)[-1]
         return centred
 
     @property
@@ -288,22 +288,17 @@ class PartShifts:
         self._bets = [earlier, last]
         self.earlier, self.last = ShiftEstimate(canaries), ShiftEstimate(canaries)
 
-    def update(self, coins: FloatArray, readings: FloatArray, *, earlier: bool) -> None:
-        """Update with one step."""
-        self._bets[0 if earlier else 1].update(coins, readings)
+    def update(self, coins: FloatArray, readings: FloatArray, *, earlier: bool) -> FloatArray:
+        """Update with steps of one kind; return the log of the mean of both e-values, ``[n]``."""
         (self.earlier if earlier else self.last).update(coins, readings)
+        now, other = self._bets if earlier else self._bets[::-1]
+        return np.logaddexp(now.update(coins, readings), other.log_e) - math.log(2.0)
 
     @property
     def differ(self) -> bool:
         """Whether the shifts of earlier parts and of last parts differ."""
         gap = abs(self.earlier.shift - self.last.shift)
         return gap > max(_GAP, _ERRORS * math.hypot(self.earlier.error, self.last.error))
-
-    @property
-    def log_e(self) -> float:
-        """Log of the mean of the two e-values."""
-        earlier, last = (float(bet.log_e) for bet in self._bets)
-        return float(np.logaddexp(earlier, last)) - math.log(2.0)
 
 
 # --- The check `sensitivity`: whether a canary adds more than clipping allows.
@@ -362,19 +357,19 @@ class LoudSteps:
         self._since = [0, 0, 0]
 
     def update(self, seen: Observation) -> None:
-        """Update with one step whose coins count."""
+        """Update with steps whose coins count."""
         inside, readings = seen.coins == 1, seen.readings
         loud = readings > max(_LOUD, 1.0 + _DEVIATIONS * seen.noise_multiplier)
         for kind, chosen in enumerate((inside & ~loud, inside & loud)):
-            self._seen[kind] += chosen
-            self._sums[kind] += np.where(chosen, readings, 0.0)
-        self._without += int((loud & ~inside).any())
-        found = bool((inside & loud).any())
-        if found and len(self.numbers) < _KEPT_STEPS:
-            self.numbers.append(seen.step)
-        if self.numbers and inside.any():
-            counted = (1, int(inside.sum()), int((inside & loud).sum()))
-            self._since = [a + b for a, b in zip(self._since, counted, strict=True)]
+            self._seen[kind] += chosen.sum(axis=0)
+            self._sums[kind] = running(self._sums[kind], np.where(chosen, readings, 0.0))[-1]
+        self._without += int((loud & ~inside).any(axis=1).sum())
+        found = (inside & loud).any(axis=1)
+        since = np.logical_or.accumulate(found) | bool(self.numbers)
+        self.numbers = [*self.numbers, *seen.step[found].tolist()][:_KEPT_STEPS]
+        steps = since & inside.any(axis=1)
+        counted = (steps, inside[steps], (inside & loud)[steps])
+        self._since = [a + int(b.sum()) for a, b in zip(self._since, counted, strict=True)]
 
     @property
     def rare(self) -> bool:
@@ -428,38 +423,32 @@ class SensitivityCheck:
         self.evidence = SENSITIVITY.test(significance)
 
     def update(self, seen: Observation) -> None:
-        """Update with one step whose coins count."""
-        coins, readings, earlier = seen.coins, seen.readings, seen.canaries == EARLIER
+        """Update with steps whose coins count."""
+        coins, readings, earlier = seen.coins, seen.readings, bool(seen.canaries[0] == EARLIER)
         if self._bet is None:
             self._bet = self._new_bet(seen)
         if earlier and self.parts is None:
             self._before_parts = float(self._bet.log_e)
             self.parts = PartShifts(self._new_bet(seen), self._new_bet(seen), self._k)
-        self._bet.update(coins, readings)
-        if self.parts is not None:
-            self.parts.update(coins, readings, earlier=earlier)
-        self.evidence.update(self._log_e(self._bet), seen.step)
+        log_e = self._bet.update(coins, readings)
+        if self.parts is not None:  # the bet keeps a part of its stake, the rest is on the parts
+            of_parts = self._before_parts + self.parts.update(coins, readings, earlier=earlier)
+            log_e = np.logaddexp(log_e + math.log(_TOGETHER), of_parts + math.log1p(-_TOGETHER))
+        self.evidence.update(log_e, seen.step)
         centred = self._all.update(coins, readings)
         for coin in (0, 1):
             chosen = coins == coin
-            self._each[coin] += (chosen, np.where(chosen, centred, 0.0))
+            added = np.stack([chosen, np.where(chosen, centred, 0.0)], axis=1)
+            self._each[coin] = running(self._each[coin], added)[-1]
         self.loud.update(seen)
-        if coins.any() and len(self._norms) < _KEPT_NORMS:
-            norm = float(np.linalg.norm(readings[coins == 1]))
-            self._norms.append((float(coins.sum()), norm, seen.scale, seen.noise_multiplier))
+        for inside, read in zip(coins == 1, readings, strict=True):
+            if inside.any() and len(self._norms) < _KEPT_NORMS:
+                norm = float(np.linalg.norm(read[inside]))
+                self._norms.append((float(inside.sum()), norm, seen.scale, seen.noise_multiplier))
 
     def _new_bet(self, seen: Observation) -> CoinBet:
         scale = seen.noise_multiplier
         return CoinBet((self._k,), self._signal, scale, self._coin_probability, self._kinds)
-
-    def _log_e(self, bet: CoinBet) -> float:
-        """Return the log e-value: the bet keeps a part of its stake, the rest is on the parts."""
-        if self.parts is None:
-            return float(bet.log_e)
-        of_parts = self._before_parts + self.parts.log_e
-        return float(
-            np.logaddexp(float(bet.log_e) + math.log(_TOGETHER), of_parts + math.log1p(-_TOGETHER))
-        )
 
     @property
     def together(self) -> float:

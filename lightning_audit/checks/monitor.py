@@ -13,10 +13,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_audit.accounting.history import Phase, StepHistory
 from lightning_audit.checks.accounting import (
@@ -83,38 +83,38 @@ class AuditMonitor:
         self.claims = StepHistory()
 
     def update(self, seen: Observation) -> None:
-        """Update with one step."""
-        self._update(seen)
+        """Update with steps of one claim, see `Observation.blocks`.
+
+        A statistic updates its centers, scales and wealth after each of them, as if the steps came
+        one by one: a block changes no number by more than rounding.
+        """
+        steps = len(seen.step)
+        self.steps += steps
+        self.replaced_steps += int(seen.replaced.sum())
+        if seen.replaced.any() and self.first_replaced is None:
+            self.first_replaced = int(seen.step[seen.replaced > 0][0])
+        self.last_scale, self.last_norm = seen.scale, seen.max_grad_norm
+        sigma, rate = seen.noise_multiplier, seen.sample_rate
+        self.claims.add(sigma, None if math.isnan(rate) else rate, steps)
+        if sigma > 0.0:
+            self._test(seen)
+        else:  # steps without claimed noise cannot be tested
+            self.noiseless_steps += steps
         if self.steps == self.header.planned_end:
             self.student_at_end = copy.deepcopy(self.student)
 
-    def _update(self, seen: Observation) -> None:
-        self.steps += 1
-        self.replaced_steps += seen.replaced
-        if seen.replaced and self.first_replaced is None:
-            self.first_replaced = seen.step
-        self.last_scale, self.last_norm = seen.scale, seen.max_grad_norm
-        sigma, rate = seen.noise_multiplier, seen.sample_rate
-        self.claims.add(sigma, None if math.isnan(rate) else rate)
-        if sigma <= 0.0:  # a step without claimed noise cannot be tested
-            self.noiseless_steps += 1
-            return
-        if not np.isfinite(seen.tensor_squares).all():
-            self.lost_steps += 1
-            return
-        for check in self._of_steps.values():
-            check.update(seen)
-        if seen.canaries == DROPPED:
-            self.lost_steps += 1
-        elif seen.canaries in ENTERED:
-            if not np.isfinite(seen.readings).all():
-                self.lost_steps += 1
-                return
-            self.canary_steps += 1
-            for check in self._of_canaries.values():
-                check.update(seen)
-            for bound in (self.leakage, self.signal, self.student, self.guesses):
-                bound.update(seen)
+    def _test(self, seen: Observation) -> None:
+        whole = seen.where(np.isfinite(seen.tensor_squares).all(axis=1))
+        entered = whole.where(np.isin(whole.canaries, ENTERED))
+        read = entered.where(np.isfinite(entered.readings).all(axis=1))
+        self.canary_steps += len(read.step)
+        lost = len(seen.step) - len(whole.step) + len(entered.step) - len(read.step)
+        self.lost_steps += lost + int((whole.canaries == DROPPED).sum())
+        for check in self._of_steps.values() if len(whole.step) else ():
+            check.update(whole)
+        bounds = (self.leakage, self.signal, self.student, self.guesses)
+        for one in (*self._of_canaries.values(), *bounds) if len(read.step) else ():
+            one.update(read)
 
     def judge_by(self, significance: float) -> None:
         """Take another probability of a false alarm, as of a resumed run."""
@@ -127,26 +127,22 @@ class AuditMonitor:
     @property
     def witness_noise(self) -> WitnessNoiseCheck:
         """The statistic of the noise at the probe coordinates."""
-        found: WitnessNoiseCheck = self._of_steps[NOISE.name]
-        return found
+        return cast(WitnessNoiseCheck, self._of_steps[NOISE.name])
 
     @property
     def reuse(self) -> ReuseCheck:
         """The statistic of noise that is re-used at the probe coordinates."""
-        found: ReuseCheck = self._of_steps[REUSE_LAG.name]
-        return found
+        return cast(ReuseCheck, self._of_steps[REUSE_LAG.name])
 
     @property
     def canary_noise(self) -> CanaryNoiseCheck:
         """The statistic of the noise along the canaries."""
-        found: CanaryNoiseCheck = self._of_canaries[NOISE_CANARY.name]
-        return found
+        return cast(CanaryNoiseCheck, self._of_canaries[NOISE_CANARY.name])
 
     @property
     def sensitivity(self) -> SensitivityCheck:
         """The statistic of what canaries add."""
-        found: SensitivityCheck = self._of_canaries[SENSITIVITY.name]
-        return found
+        return cast(SensitivityCheck, self._of_canaries[SENSITIVITY.name])
 
     @property
     def history(self) -> tuple[Phase, ...]:
@@ -193,20 +189,20 @@ class AuditMonitor:
         )
 
 
-def replay(header: RecordHeader, entries: Iterable[Any], significance: float) -> AuditMonitor:
+def replay(header: RecordHeader, entries: NDArray[Any], significance: float) -> AuditMonitor:
     """Compute the checks of a record again.
 
     Args:
         header: what the entries mean.
-        entries: the entries, in the order of the run.
+        entries: the entries, in the order of the run, ``[n]``.
         significance: probability of a false alarm over the whole run.
 
     Returns:
         The monitor after the last entry.
     """
     monitor = AuditMonitor(header, significance)
-    for entry in entries:
-        monitor.update(Observation.of(entry))
+    for seen in Observation.blocks(entries, header.planned_end):
+        monitor.update(seen)
     return monitor
 
 

@@ -32,7 +32,13 @@ from lightning_audit.stats.noise_tests import (
     units_upper,
 )
 from lightning_audit.stats.sampling_tests import DivisorTest, QuietEntries
-from lightning_audit.stats.sequential import PredictableCentre, SingleStepBet, is_look, log_mean_exp
+from lightning_audit.stats.sequential import (
+    PredictableCentre,
+    SingleStepBet,
+    log_mean_exp,
+    looks_after,
+    running,
+)
 
 # --- Sums of squares of tensors or canaries over the steps, and those after a step that flagged.
 
@@ -55,38 +61,37 @@ class PooledSums:
     _LOUDEST = 2.0
 
     def __init__(self, units: int) -> None:
-        self.count = np.zeros(units)
-        self.squares = np.zeros(units)
-        self.pooled_count = 0.0
-        self.pooled_squares = 0.0
+        self.count, self.squares = np.zeros(units), np.zeros(units)
+        self.pooled_count = self.pooled_squares = 0.0
         # No unit is pooled at the first step: nothing is known of it yet.
         self._recent = np.ones(units)
 
-    def update(self, counts: FloatArray, squares: FloatArray) -> None:
-        """Update with a step's number of terms and sum of squares of each unit, ``[n]`` each."""
-        chosen = self._recent < 1.0
-        self.pooled_count += float(counts[chosen].sum())
-        self.pooled_squares += float(squares[chosen].sum())
-        self.count += counts
-        self.squares += squares
-        mean = squares / np.maximum(counts, 1.0)
-        heard = np.where(counts > 0, np.minimum(mean, self._LOUDEST), self._recent)
-        self._recent = self._DECAY * self._recent + (1 - self._DECAY) * heard
+    def update(self, counts: FloatArray, squares: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Update with a step, or several; return counts and sums after each, ``[steps, 1 + n]``.
+
+        Args:
+            counts: number of terms of each unit, alike in all steps, ``[n]``.
+            squares: sums of squares of each unit, ``[n]`` or ``[steps, n]``.
+        """
+        squares, recent = np.atleast_2d(squares), [self._recent]
+        weight = (1.0 - self._DECAY) * (counts > 0)
+        for mean in np.minimum(squares / np.maximum(counts, 1.0), self._LOUDEST):
+            recent.append(recent[-1] + weight * (mean - recent[-1]))
+        self._recent = recent.pop()
+        added = np.stack([np.broadcast_to(counts, squares.shape), squares], axis=1)
+        chosen = (np.stack(recent) < 1.0)[:, None]
+        pooled = np.where(chosen, added, 0.0).sum(axis=-1, keepdims=True)
+        before = [[self.pooled_count, *self.count], [self.pooled_squares, *self.squares]]
+        sums = running(before, np.concatenate([pooled, added], axis=-1))[1:]
+        count, total = np.moveaxis(sums, 1, 0)
+        self.pooled_count, self.pooled_squares = sums[-1, :, 0].tolist()
+        self.count, self.squares = count[-1, 1:], total[-1, 1:]
+        return count, total
 
     @property
     def mean_square(self) -> FloatArray:
         """Mean square of each unit so far, ``[n]``; 1 for a unit that was not read."""
         return np.where(self.count > 0, self.squares / np.maximum(self.count, 1.0), 1.0)
-
-    @property
-    def unit_log_e(self) -> FloatArray:
-        """Log e-value of each unit."""
-        return noise_log_e(self.count, self.squares)
-
-    @property
-    def pooled_log_e(self) -> float:
-        """Log e-value of the pooled sums."""
-        return float(noise_log_e(self.pooled_count, self.pooled_squares))
 
     def noise_upper(self, significance: float = INTERVAL_SIGNIFICANCE) -> float:
         """Upper limit of the noise over its claim; see `lightning_audit.stats.noise_tests`.
@@ -125,14 +130,21 @@ class Onset:
         # Number of steps before; the tensors' mean squares before and since, summed over steps.
         self._before, self._squares = 0, np.zeros((2, units))
 
-    def update(self, mean_squares: FloatArray, *, quiet: bool, flagged: bool) -> None:
-        """Update with a step, and with whether a step has been flagged by now."""
-        self.steps += flagged
-        self.quiet += flagged and quiet
-        self._before += not flagged
-        if self.steps == 1 and flagged:
-            self._chosen = mean_squares
-        self._squares[int(flagged)] += mean_squares
+    def update(self, mean_squares: FloatArray, *, quiet: Any, flagged: Any) -> None:
+        """Update with steps.
+
+        Args:
+            mean_squares: of each tensor, ``[steps, units]``.
+            quiet: whether the step's own e-value is above 1, ``[steps]``.
+            flagged: whether a step has been flagged by then, ``[steps]``.
+        """
+        if not self.steps and flagged.any():
+            self._chosen = mean_squares[flagged][0]
+        self.steps += int(flagged.sum())
+        self.quiet += int((flagged & quiet).sum())
+        self._before += int((~flagged).sum())
+        for since, of_step in zip(flagged.astype(int), mean_squares, strict=True):
+            self._squares[since] += of_step
 
     def ratios(self) -> dict[int, float]:
         """Return tensor -> noise and data over the claim since, if it was as claimed before.
@@ -268,24 +280,21 @@ class WitnessNoiseCheck:
         self.single = NOISE_TENSOR.test(significance)
 
     def update(self, seen: Observation) -> None:
-        """Update with one step."""
+        """Update with steps."""
         squares, step = seen.tensor_squares, seen.step
-        if not np.isfinite(squares).all():
-            return
-        self.sums.update(self._counts, squares)
-        together = float(noise_log_e(self._counts.sum(), squares.sum()))
-        each = float(log_mean_exp(noise_log_e(self._counts, squares)))
-        alone = float(log_mean_exp([together, each]))
-        self._bet.update(alone)
-        self.burst.update(float(self._bet.log_e), step)
+        count, total = self.sums.update(self._counts, squares)
+        together = noise_log_e(self._counts.sum(), squares.sum(axis=1))
+        each = log_mean_exp(noise_log_e(self._counts, squares))
+        alone = log_mean_exp([together, each], axis=0)
+        self.burst.update(self._bet.update(alone), step)
+        flagged = step >= (step[-1] + 1 if (at := self.burst.violated_at) is None else at)
         mean_squares = squares / np.maximum(self._counts, 1.0)
-        self.onset.update(mean_squares, quiet=alone > 0.0, flagged=self.burst.violated)
-        self._seen += 1
-        if is_look(self._seen):
-            self.pooled.update(self.sums.pooled_log_e, step)
-            unit_log_e = self.sums.unit_log_e
-            self.single.update(float(log_mean_exp(unit_log_e)), step)
-            self._largest = np.fmax(self._largest, unit_log_e)
+        self.onset.update(mean_squares, quiet=alone > 0.0, flagged=flagged)
+        looks, self._seen = looks_after(self._seen, len(step))
+        log_e = noise_log_e(count[looks], total[looks])
+        self.pooled.update(log_e[:, 0], step[looks])
+        self.single.update(log_mean_exp(log_e[:, 1:]), step[looks])
+        self._largest = np.fmax.reduce(np.vstack([self._largest, log_e[:, 1:]]))
 
     def ratios(self) -> FloatArray:
         """Return an upper estimate of each tensor's noise over the claim: noise plus data."""
@@ -306,10 +315,9 @@ class WitnessNoiseCheck:
 
     def flagged_tensors(self) -> list[str]:
         """Return the tensors whose own e-value crossed the threshold, least noise first."""
-        ratios = dict(zip(self._names, self.ratios(), strict=True))
-        level = self.single.threshold + np.log(len(self._names))
-        flagged = [self._names[j] for j in np.flatnonzero(self._largest >= level)]
-        return sorted(flagged, key=lambda name: ratios[name])
+        level, ratios = self.single.threshold + np.log(len(self._names)), self.ratios()
+        flagged = sorted(np.flatnonzero(self._largest >= level), key=lambda j: float(ratios[j]))
+        return [self._names[j] for j in flagged]
 
     def results(self) -> tuple[CheckResult, ...]:
         """Return the results of the three checks."""
@@ -362,15 +370,14 @@ class CanaryNoiseCheck:
         self._seen = 0
 
     def update(self, seen: Observation) -> None:
-        """Update with one step whose coins count."""
+        """Update with steps whose coins count."""
         residual = seen.readings - seen.coins
-        squares = ((residual - self._centre.value) / seen.noise_multiplier) ** 2
-        self.sums.update(np.ones(len(squares)), squares)
-        self._centre.update(residual)
-        self._seen += 1
-        if is_look(self._seen):
-            both = [self.sums.pooled_log_e, float(log_mean_exp(self.sums.unit_log_e))]
-            self.evidence.update(float(log_mean_exp(both)), seen.step)
+        squares = ((residual - self._centre.update(residual)) / seen.noise_multiplier) ** 2
+        count, total = self.sums.update(np.ones(squares.shape[1]), squares)
+        looks, self._seen = looks_after(self._seen, len(squares))
+        log_e = noise_log_e(count[looks], total[looks])
+        both = [log_e[:, 0], log_mean_exp(log_e[:, 1:])]
+        self.evidence.update(log_mean_exp(both, axis=0), seen.step[looks])
 
     def ratios(self) -> FloatArray:
         """Return an upper estimate of the noise along each canary over the claim, ``[k]``."""
@@ -763,7 +770,6 @@ class SingleEntries:
     def result(self, lack: str) -> CheckResult:
         """Return the check's result; ``lack`` is the reason why no noise was read."""
         flagged = self._flagged
-        smallest = flagged[0] if flagged else None
         return NOISE_ENTRIES.result(
             self._test,
             NOISE_ENTRIES.fine,
@@ -773,7 +779,7 @@ class SingleEntries:
             {
                 "entries": self._entries,
                 "quiet": len(flagged),
-                "quietest": smallest,
+                "quietest": next(iter(flagged), None),
                 "since_step": self._since,
             },
             lack,
@@ -818,9 +824,8 @@ class WholeSizes:
         self._test.update(float(log_mean_exp([each, float(self._single.log_e)])), seen.step)
         ratio = np.sqrt(squares / np.maximum(count, 1.0))
         self._steps += 1
-        self._of_smallest[:, ratio < self._smallest] = np.stack(
-            [count, np.full(len(count), self._steps)]
-        )[:, ratio < self._smallest]
+        less = ratio < self._smallest
+        self._of_smallest[:, less] = count[less], np.full(less.sum(), self._steps)
         self._smallest = np.fmin(self._smallest, ratio)
         self._largest = np.fmax(self._largest, np.fmax(now, steady))
 

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import special
+import scipy
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit.layout import FloatArray, IndexArray, Layout
 from lightning_audit.record.store import Kept, Observation
@@ -50,7 +51,7 @@ def noise_of(seen: Observation) -> tuple[FloatArray | None, str]:
         return None, seen.lack or _NO_SUMS
     noise = np.asarray((seen.released - seen.sums) / seen.noise_multiplier)
     squares = float(noise @ noise)
-    if special.gammainc(0.5 * len(noise), 0.5 * squares) < _RARE:
+    if scipy.special.gammainc(0.5 * len(noise), 0.5 * squares) < _RARE:
         return None, _TOO_SMALL
     norm = float(np.linalg.norm(seen.sums))
     scale = math.sqrt(max(squares / len(noise), 1.0))
@@ -227,72 +228,89 @@ class WitnessReducer:
         self._seen = 0
 
     def reduce(
-        self, readings: FloatArray, noise_multiplier: float, epoch: int = 0
-    ) -> dict[str, Any]:
-        """Update with one step and return its sums, by column of the record.
+        self, readings: FloatArray, noise_multiplier: ArrayLike, epoch: ArrayLike = 0
+    ) -> dict[str, FloatArray]:
+        """Update with a step, or several, and return their sums, by column of the record.
 
         Args:
-            readings: the final gradient at the probe coordinates, ``[n]``, in units of the clipping
-                norm.
-            noise_multiplier: claimed standard deviation in the same unit, > 0.
-            epoch: number of the present epoch.
+            readings: the final gradient at the probe coordinates, ``[n]`` or ``[steps, n]``, in
+                units of the clipping norm.
+            noise_multiplier: claimed standard deviation in the same unit, > 0; one or ``[steps]``.
+            epoch: number of the present epoch; one or ``[steps]``.
 
         Returns:
-            Sums of squares in units of the claimed variance, and how many terms they have.
+            Sums of squares in units of the claimed variance, and how many terms they have,
+            ``[steps, ...]``; of a step with NaN or Inf only NaN and zeros.
         """
-        if not np.isfinite(readings).all():
-            self._epochs.advance(epoch, None)
-            return self._lost()
-        residual = (readings - self._centre.value) / noise_multiplier
-        squares = np.bincount(self._tensor, weights=residual**2, minlength=len(self._counts))
-        # Repeated noise cannot be seen if data dominate; the choice depends on the past alone.
-        chosen = self._variance < max(1.25, 1.05 * float(self._variance.min()))
-        chosen &= self._seen > 0
-        use = chosen[self._tensor[self._reuse]]
-        raw = readings[self._reuse] / noise_multiplier
-        sums = {
-            "tensor_squares": squares,
-            **self._lags(raw, noise_multiplier, use),
-            **_broadcast(residual[self._reuse][use]),
-            **self._pairs(residual[self._reuse], use),
-            **self._epochs.compare(epoch, readings[self._reuse], noise_multiplier, use),
-        }
-        self._past[self._seen % len(self._past)] = readings[self._reuse]
-        self._seen += 1
-        self._centre.update(readings)
+        rows = np.atleast_2d(readings)
+        sigmas, epochs = (np.broadcast_to(v, len(rows)) for v in (noise_multiplier, epoch))
+        read = np.isfinite(rows).all(axis=1)
+        own = rows.take(self._reuse, axis=1)
+        sums = self._of_finite(rows[read], sigmas[read, None])
+        use = np.zeros(own.shape, dtype=bool)
+        use[read] = sums.pop("use")
+        sums |= self._epochs.compare(epochs.tolist(), own, sigmas, use)
+        lost = {"tensor_squares": np.full((len(rows), len(self._counts)), np.nan)}
+        for name, of_read in sums.items():
+            whole = lost.setdefault(name, np.zeros((len(rows), *of_read.shape[1:])))
+            whole[read] = of_read if len(of_read) == read.sum() else of_read[read]
+        return lost
+
+    def _of_finite(self, rows: FloatArray, sigmas: FloatArray) -> dict[str, Any]:
+        """Return the sums of finite steps, ``[steps, ...]``, and which readings re-use tests use.
+
+        A step's center, and the choice of tensors, depend on earlier steps alone.
+        """
+        steps, (tensors,) = len(rows), self._counts.shape
+        residual = (rows - self._centre.update(rows)) / sigmas
+        cells = self._tensor + tensors * np.arange(steps)[:, None]
+        squares = np.bincount(cells.ravel(), (residual**2).ravel(), steps * tensors)
+        squares = squares.reshape(steps, tensors)
         mean = np.where(self._counts > 0, squares / np.maximum(self._counts, 1), self._LOUDEST)
-        mean = np.minimum(mean, self._LOUDEST)
-        self._variance = self._DECAY * self._variance + (1 - self._DECAY) * mean
-        return sums
-
-    def _lost(self) -> dict[str, Any]:
-        """Return the sums of a step with NaN or Inf; later sums do not depend on that step."""
-        lags, tensors = len(self._past), len(self._counts)
-        sums = dict.fromkeys(
-            ("broadcast_count", "broadcast_squares", "pair_count", "pair_squares"), 0.0
-        )
+        variance = [self._variance]
+        for heard in np.minimum(mean, self._LOUDEST):
+            variance.append(self._DECAY * variance[-1] + (1 - self._DECAY) * heard)
+        self._variance = variance.pop()
+        # Repeated noise cannot be seen if data dominate.
+        chosen = np.array([v < max(1.25, 1.05 * float(v.min())) for v in variance], dtype=bool)
+        seen = self._seen + np.arange(steps)
+        self._seen += steps
+        chosen = chosen.reshape(steps, tensors) & (seen > 0)[:, None]
+        # Rows in memory as of a single step: sums are rounded alike.
+        use = chosen.take(self._tensor[self._reuse], axis=1)
+        rest = residual.take(self._reuse, axis=1)
+        have = (self._partner >= 0) & use & use.take(self._partner, axis=1)
+        pair = np.where(have, rest - rest.take(self._partner, axis=1), 0.0)
+        # Centred on the mean of the earlier residuals of the step.
+        before: NDArray[np.int64] = np.cumsum(use, axis=1) - use
+        earlier = np.cumsum(np.where(use, rest, 0.0), axis=1)
+        earlier = np.hstack([np.zeros((steps, 1)), earlier[:, :-1]]) / np.maximum(before, 1)
+        after = use & (before > 0)
+        shared = np.where(after, rest - earlier, 0.0)
         return {
-            "tensor_squares": np.full(tensors, np.nan),
-            "lag_count": np.zeros(lags),
-            "lag_squares": np.zeros(lags),
-            "epoch_count": np.zeros(2),
-            "epoch_squares": np.zeros(2),
-            **sums,
+            "tensor_squares": squares,
+            **self._lags(rows.take(self._reuse, axis=1), sigmas, seen, use),
+            "broadcast_count": after.sum(axis=1, dtype=np.float64),
+            "broadcast_squares": np.einsum("sr,sr->s", shared, shared),
+            "pair_count": have.sum(axis=1, dtype=np.float64),
+            "pair_squares": np.einsum("sr,sr->s", pair, pair),
+            "use": use,
         }
 
-    def _lags(self, raw: FloatArray, noise_multiplier: float, use: Any) -> dict[str, Any]:
+    def _lags(
+        self, own: FloatArray, sigmas: FloatArray, seen: Any, use: NDArray[np.bool_]
+    ) -> dict[str, FloatArray]:
+        """Return sums of squared differences from each of the latest steps, ``[steps, lags]``."""
         lags = len(self._past)
-        squares = np.sum(((self._past / noise_multiplier - raw) * use) ** 2, axis=1)
-        ready = min(self._seen, lags)
-        # Row i of the ring holds step i mod lags; lag l is the row of step seen - l.
-        order = (self._seen - 1 - np.arange(lags)) % lags
-        counts = np.where(np.arange(lags) < ready, float(use.sum()), 0.0)
-        return {"lag_count": counts, "lag_squares": np.where(counts > 0, squares[order], 0.0)}
-
-    def _pairs(self, residual: FloatArray, use: Any) -> dict[str, float]:
-        have = (self._partner >= 0) & use & use[self._partner]
-        gap = residual[have] - residual[self._partner[have]]
-        return {"pair_count": float(have.sum()), "pair_squares": float(gap @ gap)}
+        past = np.concatenate([self._past, own])
+        self._past = past[len(own) :]
+        # Of each step, the steps before it, the latest one first.
+        before: FloatArray = sliding_window_view(past, lags, axis=0)[: len(own), :, ::-1]
+        gaps = (before.swapaxes(1, 2) - own[:, None]) * (use / sigmas)[:, None]
+        ready = np.arange(lags) < seen[:, None]
+        counts = np.where(ready, use.sum(axis=1)[:, None], 0.0)
+        squares = np.einsum("slr,slr->sl", gaps, gaps)
+        return {"lag_count": counts, "lag_squares": np.where(counts > 0, squares, 0.0)}
 
 
 class _Epochs:
@@ -311,27 +329,32 @@ class _Epochs:
     def __init__(self, width: int) -> None:
         self._epoch: int | None = None
         self._ended = 0
-        self._first = _Trace(width, self._KEPT)
-        self._previous = _Trace(width, self._KEPT)
-        self._current = _Trace(width, self._KEPT)
+        self._first, self._previous, self._current = (_Trace(width, self._KEPT) for _ in range(3))
 
     def compare(
-        self, epoch: int, readings: FloatArray, noise_multiplier: float, use: Any
-    ) -> dict[str, Any]:
-        """Return sums of squared differences from both epochs, in units of the claimed variance."""
-        place = self.advance(epoch, readings)
-        counts, squares = np.zeros(2), np.zeros(2)
-        # In the second epoch the previous epoch is the first one: it counts once.
-        others = (self._previous, self._first)[: self._ended]
-        for i, other in enumerate(others):
-            past = other.at(place)
-            if past is not None:
-                gap = (readings - past)[use] / noise_multiplier
-                counts[i], squares[i] = len(gap), gap @ gap
+        self, epochs: list[int], readings: FloatArray, sigmas: FloatArray, use: NDArray[np.bool_]
+    ) -> dict[str, FloatArray]:
+        """Return sums of squared differences from both epochs, in units of the claimed variance.
+
+        Args:
+            epochs: number of the epoch of each step, ``[steps]``.
+            readings: of the steps, ``[steps, n]``; those that are not finite are lost.
+            sigmas: claimed standard deviations, ``[steps]``.
+            use: which readings count, ``[steps, n]``; none of a lost step.
+        """
+        counts, squares = np.zeros((2, len(epochs), 2))
+        for step, epoch in enumerate(epochs):
+            place = self.advance(epoch, readings[step])
+            # In the second epoch the previous epoch is the first one: it counts once.
+            for i, other in enumerate((self._previous, self._first)[: self._ended]):
+                past = other.at(place)
+                if past is not None:
+                    gap = (readings[step] - past)[use[step]] / sigmas[step]
+                    counts[step, i], squares[step, i] = len(gap), gap @ gap
         return {"epoch_count": counts, "epoch_squares": squares}
 
-    def advance(self, epoch: int, readings: FloatArray | None) -> int:
-        """Keep a step's readings (None if they are lost); return its place in the epoch."""
+    def advance(self, epoch: int, readings: FloatArray) -> int:
+        """Keep a step's readings; return its place in the epoch."""
         if epoch != self._epoch:
             if len(self._current):
                 self._previous, self._ended = self._current, self._ended + 1
@@ -357,8 +380,8 @@ class _Trace:
     def __len__(self) -> int:
         return self._length
 
-    def append(self, readings: FloatArray | None) -> int:
-        """Keep a step's readings, None if they are lost; return its place."""
+    def append(self, readings: FloatArray) -> int:
+        """Keep a step's readings; return its place."""
         width, kept = self.shape
         place, self._length = self._length, self._length + 1
         if place >= kept:
@@ -366,12 +389,12 @@ class _Trace:
         if place == len(self._rows):
             more = np.zeros((min(max(place, 16), kept - place), width), dtype=np.float32)
             self._rows = np.concatenate([self._rows, more])
-        self._rows[place] = np.nan if readings is None else readings
+        self._rows[place] = readings
         return place
 
     def at(self, place: int) -> FloatArray | None:
         """Return the readings of a step; None if they were lost or not kept."""
-        if place >= min(self._length, len(self._rows)) or np.isnan(self._rows[place]).any():
+        if place >= min(self._length, len(self._rows)) or not np.isfinite(self._rows[place]).all():
             return None
         return np.asarray(self._rows[place], dtype=np.float64)
 
@@ -384,12 +407,3 @@ def _partners(flat: IndexArray) -> IndexArray:
         partner[position] = latest.get(coordinate, -1)
         latest[coordinate] = position
     return partner
-
-
-def _broadcast(residual: FloatArray) -> dict[str, float]:
-    """Return sums over residuals centred on the mean of earlier residuals of the same step."""
-    if len(residual) < 2:
-        return {"broadcast_count": 0.0, "broadcast_squares": 0.0}
-    earlier = np.cumsum(residual)[:-1] / np.arange(1, len(residual))
-    gap = residual[1:] - earlier
-    return {"broadcast_count": float(len(gap)), "broadcast_squares": float(gap @ gap)}

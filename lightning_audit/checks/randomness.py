@@ -43,7 +43,7 @@ from lightning_audit.stats.dependence import (
     product_log_e,
 )
 from lightning_audit.stats.noise_tests import NoisePast, noise_log_e
-from lightning_audit.stats.sequential import SingleStepBet, is_look, log_mean_exp
+from lightning_audit.stats.sequential import SingleStepBet, log_mean_exp, looks_after, running
 
 if TYPE_CHECKING:
     from lightning_audit.checks.monitor import AuditMonitor
@@ -108,28 +108,25 @@ class ReuseCheck:
         self.evidence = {check.name: check.test(significance) for check in checks}
 
     def update(self, seen: Observation) -> None:
-        """Update with one step."""
-        step = seen.step
-        count = np.concatenate([seen.lag_count, seen.epoch_count])
-        squares = np.concatenate([seen.lag_squares, seen.epoch_squares])
-        single = {
-            "broadcast": (seen.broadcast_count, seen.broadcast_squares),
-            "pair": (seen.pair_count, seen.pair_squares),
-        }
-        self._seen += 1
-        look = is_look(self._seen)
-        if count.any() and np.isfinite(squares).all():
-            self._lag_count += count
-            self._lag_squares += squares
-            if look:
-                log_e = log_mean_exp(noise_log_e(self._lag_count, self._lag_squares))
-                self.evidence["reuse.lag"].update(float(log_e), step)
-        for name, sums in self._single.items():
-            terms = np.array(single[name])
-            if terms[0] > 0 and np.isfinite(terms).all():
-                sums += terms
-                if look:
-                    self.evidence[f"reuse.{name}"].update(float(noise_log_e(*sums)), step)
+        """Update with steps."""
+        looks, self._seen = looks_after(self._seen, len(seen.step))
+        count = np.hstack([seen.lag_count, seen.epoch_count])
+        squares = np.hstack([seen.lag_squares, seen.epoch_squares])
+        known = count.any(axis=1) & np.isfinite(squares).all(axis=1)
+        counts = running(self._lag_count, count[known])
+        sums = running(self._lag_squares, squares[known])
+        self._lag_count, self._lag_squares = counts[-1], sums[-1]
+        at = looks[known]
+        log_e = log_mean_exp(noise_log_e(counts[1:][at], sums[1:][at]))
+        self.evidence["reuse.lag"].update(log_e, seen.step[known][at])
+        for name, so_far in self._single.items():
+            columns = (getattr(seen, f"{name}_{kind}") for kind in ("count", "squares"))
+            terms = np.stack([*columns], axis=1)
+            known = (terms[:, 0] > 0) & np.isfinite(terms).all(axis=1)
+            totals = running(so_far, terms[known])
+            self._single[name], at = totals[-1], looks[known]
+            log_e = noise_log_e(*totals[1:][at].T)
+            self.evidence[f"reuse.{name}"].update(log_e, seen.step[known][at])
 
     @property
     def lags(self) -> int:

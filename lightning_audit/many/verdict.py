@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy import special
+import scipy
 
 from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
@@ -258,7 +258,7 @@ def epsilon_of_any_mechanism(error_upper: float, delta: float) -> float:
 
 def mu_of_error(error: float) -> float:
     """Return the mu >= 0 of Gaussian DP whose least mean error rate, Phi(-mu/2), is ``error``."""
-    return max(-2.0 * float(special.ndtri(error)), 0.0)
+    return max(-2.0 * float(scipy.special.ndtri(error)), 0.0)
 
 
 def _of_privacy_claim(claim: PrivacyClaim, pair: Adjacency, delta: float | None) -> Promise:
@@ -315,7 +315,7 @@ def _of_epsilon(
 ) -> Promise:
     own = ApproxDPTradeoff(epsilon, delta)
     words = f"({own.epsilon:g}, {own.delta:g})-DP"
-    error = (1.0 - own.delta) * float(special.expit(-own.epsilon))
+    error = (1.0 - own.delta) * float(scipy.special.expit(-own.epsilon))
     if pair == "replace_one" and claimed == "add_remove":
         raise ValueError(
             f"pair='replace_one' is not what {words} with adjacency='add_remove' is about; play "
@@ -404,7 +404,7 @@ def trainings_to_pass(
         >>> trainings_to_pass(promise_of(GaussianTradeoff(1.666)).least_error, 1e-3)
         153
     """
-    error = failed + (1.0 - failed) * float(special.ndtr(-mu_of_error(least_error)))
+    error = failed + (1.0 - failed) * float(scipy.special.ndtr(-mu_of_error(least_error)))
     if canaries == 1:
         return guesses_for_anytime_power(least_error, error, significance, _POWER)
     return guesses_for_anytime_power(
@@ -428,7 +428,7 @@ def error_to_see(least_error: float) -> float:
         >>> round(error_to_see(0.3085), 4)  # of 1-GDP: Phi(-1/4)
         0.4013
     """
-    return float(special.ndtr(-0.25 * mu_of_error(least_error)))
+    return float(scipy.special.ndtr(-0.25 * mu_of_error(least_error)))
 
 
 # --- Verdict on a claim by many trainings, from the numbers of a report alone: for audit and gate.
@@ -592,7 +592,7 @@ def contradiction_of_epsilon(report: AuditReport) -> str:
     try:
         promise = _promise(report, seen)
         of_scores = any(bound.name == OF_SCORES for bound in report.bounds)
-        limit = float(special.ndtr(-0.5 * seen.mu_lower)) if of_scores else seen.error_upper
+        limit = float(scipy.special.ndtr(-0.5 * seen.mu_lower)) if of_scores else seen.error_upper
         again = promise.proved_at(limit)
     except (ArithmeticError, TypeError, ValueError) as error:
         return f"its claim cannot be composed: {error}"

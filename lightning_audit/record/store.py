@@ -26,7 +26,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal
@@ -134,8 +134,9 @@ class Observation:
     """What one step of a private optimizer showed: all that checks, bounds and record are given.
 
     The first fields are the columns of the record, functions of released gradients and of the
-    audit's coins. The others stay in memory; those of the noise and of whole tensors are read
-    between the noise and the update, canaries included.
+    audit's coins. An observation of several steps (`of`) has no others, and the steps as the first
+    axis of each column but those of the claim. The others stay in memory; those of the noise and of
+    whole tensors are read between the noise and the update, canaries included.
 
     Args:
         step: number of the step, from 0.
@@ -198,10 +199,10 @@ class Observation:
             tensor, in units of the noise; None if it was not requested.
     """
 
-    step: int = field(default=0, metadata=_column("<i8"))
+    step: Any = field(default=0, metadata=_column("<i8"))
     epoch: int = field(default=0, metadata=_column("<i4"))
-    canaries: int = field(default=NOT_PLANNED, metadata=_column("u1"))
-    replaced: bool = field(default=False, metadata=_column("u1"))
+    canaries: Any = field(default=NOT_PLANNED, metadata=_column("u1"))
+    replaced: Any = field(default=False, metadata=_column("u1"))
     noise_multiplier: float = field(default=0.0, metadata=_column())
     max_grad_norm: float = field(default=1.0, metadata=_column())
     scale: float = field(default=1.0, metadata=_column())
@@ -248,17 +249,45 @@ class Observation:
     block: FloatArray | None = None
 
     @classmethod
-    def of(cls, entry: Any) -> Observation:
-        """Return the observation of a record's entry, of the header's dtype."""
-        values: dict[str, Any] = {
-            name: np.asarray(entry[name], dtype=np.float64) if size else entry[name].item()
-            for name, (_, size) in _COLUMNS.items()
-        }
-        return cls(**values)
+    def of(cls, entries: Any) -> Observation:
+        """Return the observation of steps of one claim, from entries of the header's dtype.
+
+        Args:
+            entries: an entry of a record, or several in order, ``[n]``.
+
+        Returns:
+            The claim, and the other columns with the steps as their first axis, ``[n, ...]``.
+        """
+        rows = np.atleast_1d(entries)
+        kinds = {name: "<f8" if size else kind for name, (kind, size) in _COLUMNS.items()}
+        values: dict[str, Any] = {name: rows[name].astype(kind) for name, kind in kinds.items()}
+        return cls(**values | {name: values[name][0].item() for name in _CLAIM})
+
+    @classmethod
+    def blocks(cls, entries: Any, end: int | None = None) -> Iterator[Observation]:
+        """Yield the steps of a record as observations of consecutive steps of one claim.
+
+        Args:
+            entries: the entries in order, ``[n]``.
+            end: number of steps after which a block ends; None for no such number.
+        """
+        kinds = [*(entries[name] for name in _CLAIM), entries["canaries"] == EARLIER]
+        kinds.append(entries["step"] >= (end or 0))
+        known = np.nan_to_num(np.stack(kinds, axis=1, dtype=np.float64), nan=-1.0)
+        changes = np.flatnonzero((known[1:] != known[:-1]).any(axis=1)) + 1
+        cuts = np.union1d(changes, np.arange(_MOST, len(entries), _MOST))
+        yield from map(cls.of, filter(len, np.split(entries, cuts)))
+
+    def where(self, steps: Any) -> Observation:
+        """Return some of the steps, a mask ``[n]``, of an observation of several."""
+        if steps.all():
+            return self
+        chosen = {name: getattr(self, name)[steps] for name in _COLUMNS if name not in _CLAIM}
+        return dataclasses.replace(self, **chosen)
 
     def entry(self, header: RecordHeader) -> Any:
-        """Return the step's entry in a record; columns without a value are zero."""
-        entry = np.zeros((), dtype=header.dtype)
+        """Return the entry of each step in a record; columns without a value are zero."""
+        entry = np.zeros(np.shape(self.step), dtype=header.dtype)
         for name, (_, size) in _COLUMNS.items():
             value = getattr(self, name)
             if not size or len(value):
@@ -299,6 +328,8 @@ class Moves:
 _COLUMNS: dict[str, tuple[str, str]] = {
     one.name: one.metadata["column"] for one in dataclasses.fields(Observation) if one.metadata
 }
+#: Columns of the claim, and the largest number of steps of one claim that are tested at once.
+_CLAIM, _MOST = ("noise_multiplier", "max_grad_norm", "scale", "sample_rate"), 32
 
 
 @functools.cache
@@ -400,11 +431,12 @@ class ObservationStore:
         return store
 
     def append(self, observation: Observation) -> None:
-        """Add the entry of one step."""
+        """Add the entry of one step, or those of several."""
+        steps = np.size(observation.step)
         self._try(lambda: self._file.write(observation.entry(self.header).tobytes()))
         # Lost entries are counted too, so that a resumed run detects that the record is too short.
-        self.entries += 1
-        self._pending += 1
+        self.entries += steps
+        self._pending += steps
         if self._pending >= FLUSH_EVERY:
             self.flush()
 

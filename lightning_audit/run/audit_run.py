@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -356,9 +357,8 @@ class AuditRun:
         )
         self.examinations = Examinations(config, self.optimizers, self.ranks, self._course)
         #: Watches the weights outside of the steps; begun by the front end.
-        self.fence = Fence(
-            self._course.fence, lambda: self.optimizers.looks and ranks.is_first, self.sessions
-        )
+        live = partial(getattr, self.optimizers, "looks") if ranks.is_first else bool
+        self.fence = Fence(self._course.fence, live, self.sessions)
 
     def take_directory(self, *, again: bool) -> None:
         """Lock the report directory for this training; all processes must call it.
@@ -540,26 +540,27 @@ class AuditRun:
         """End a batch: nothing is trained until the next one."""
         for session in self.sessions:
             session.end_batch()
-        taken = self.optimizers.steps - self._steps_before
+        steps, replayed = self.optimizers.steps, False
+        taken = steps - self._steps_before
         if taken > 1 or self.ledger.looks:
             self.ledger.end_batch(taken, self.sessions, batch)
         waits = bool(self.sessions) and all(session.recorder.waits for session in self.sessions)
         noise = [getattr(own.optimizer, "noise_multiplier", None) for own in self.optimizers.audits]
         regular = waits and taken == 1 and noise == self.lints.regular
         if not regular and self.lints.end_batch(batch, self.sessions, stepped=taken > 0):
-            self.examinations.look_at_schedule(self.optimizers.steps)
+            self.examinations.look_at_schedule(steps)
         if any(session.between.asks for session in self.sessions):
-            self.examinations.look_at_schedule(self.optimizers.steps, REPLAY_CLIPPING.name)
+            self.examinations.look_at_schedule(steps, REPLAY_CLIPPING.name)
             for session in self.sessions:
                 session.between.asks = False
         self.look_is_due |= self.lints.rate_rose
-        asked = self._course.examined.asked(REPLAY_RELEASE.name)
         if self.examinations.behind is not None or self.examinations.watch is not None:
-            self.examinations.end_batch(self.optimizers.steps, stepped=taken > 0)
+            asked = self._course.examined.asked(REPLAY_RELEASE.name)
+            self.examinations.end_batch(steps, stepped=taken > 0)
+            replayed = self._course.examined.asked(REPLAY_RELEASE.name) > asked
             self.look_is_due |= self._course.examined.found(self.config.significance)
         if self.fence.watches:
-            replayed = self._course.examined.asked(REPLAY_RELEASE.name) > asked
-            self.fence.end_batch(self.optimizers.steps, examined=replayed)
+            self.fence.end_batch(steps, examined=replayed)
             if self.fence.news:  # something began to change weights within steps
                 self.fence.news = False
                 self.examinations.schedule.hasten(REPLAY_RELEASE.name)

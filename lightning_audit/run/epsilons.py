@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lightning_audit.accounting.composition import exceeds, passes_taken
 from lightning_audit.accounting.history import Phase, rates_known
@@ -359,10 +360,18 @@ def current_epsilons(
     claimed_epsilon = claim.claimed_epsilon
     within = spent is not None and claimed_epsilon is not None and spent <= claimed_epsilon
     # Noise that is added to the weights is not in the readings: they prove nothing.
-    read = [s.monitor for s in sessions if s.monitor.steps and not s.releases.weights_move]
-    each = [_proved(monitor, config, len(sessions), within) for monitor in read] or [Proved()]
+    read = [s for s in sessions if s.monitor.steps and not s.releases.weights_move]
+    each = [_proved_once(session, config, len(sessions), within) for session in read] or [Proved()]
     largest = each[0] if len(each) == 1 else _largest(each, config.bound_significance)
     return Epsilons(claim, spent, largest, by_removal, composed, earlier)
+
+
+def _proved_once(session: AuditSession, config: AuditConfig, *about: Any) -> Proved:
+    """Return `_proved`; the training's end asks again for what its last epoch's end has proved."""
+    known: dict[Any, Proved] = session.proved
+    if (key := (session.monitor.steps, *about)) not in known:
+        known = session.proved = {key: _proved(session.monitor, config, *about)}
+    return known[key]
 
 
 def _proved(monitor: AuditMonitor, config: AuditConfig, optimizers: int, within: bool) -> Proved:

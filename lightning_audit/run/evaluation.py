@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -739,6 +740,7 @@ def _not_excluded(
     return epsilon_at_ratio(scaled, 1.0, config.delta, config.adjacency, lower=False)
 
 
+@functools.cache
 def _version(name: str) -> str:
     try:
         return metadata.version(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,10 @@ _PASSES_AT_TIMES = (
 class Recorder:
     """Feeds steps to the record and to the checks, in blocks after the first `PROMPT` steps.
 
-    A block of ten steps costs half of ten single ones, which evict the training's data from the
-    processor's caches. A reading that no correct step gives is fed immediately.
+    The checks of the record compute the steps of a block together, each with the centers and the
+    wealth that the steps before it leave: the numbers are those of single steps, and their proofs
+    hold. Single steps cost more, and evict the training's data from the processor's caches. A
+    reading that no correct step gives is fed immediately.
 
     Args:
         header: describes the entries.
@@ -220,20 +223,32 @@ class Recorder:
 
     def digest(self) -> None:
         """Feed the pending steps."""
-        waiting, self._waiting = self._waiting, []
-        for seen in map(self._without_dead, waiting):
-            number, sigma = self._monitor.steps, seen.noise_multiplier
-            sums = self._reducer.reduce(seen.witnesses, sigma, seen.epoch) if sigma > 0 else {}
-            seen = dataclasses.replace(seen, step=number, **sums)
-            self._monitor.update(seen)
-            self._noise.update(seen)
-            if seen.along is not None and self.header.signal == 1.0:
-                # Low precision leaves a residue of each canary.
-                self._use.update(number, seen.coins, *seen.along)
+        waiting, self._waiting = [*map(self._without_dead, self._waiting)], []
+        if not waiting:
+            return
+        entries = np.zeros(len(waiting), dtype=self.header.dtype)
+        for i, seen in enumerate(waiting):
+            entries[i] = seen.entry(self.header)
+        entries["step"] = self._monitor.steps + np.arange(len(waiting))
+        steps = dict(zip(entries["step"].tolist(), waiting, strict=True))
+        if (claimed := entries["noise_multiplier"] > 0).any():
+            rows = np.stack([seen.witnesses for seen in compress(waiting, claimed)])
+            about = (entries[name][claimed] for name in ("noise_multiplier", "epoch"))
+            for name, column in self._reducer.reduce(rows, *about).items():
+                entries[name][claimed] = column
+        for block in Observation.blocks(entries, self.header.planned_end):
+            self._monitor.update(block)
+            if self.store is not None:
+                self.store.append(block)
+        for number, seen in steps.items():
+            if seen.released is not None:
+                self._noise.update(dataclasses.replace(seen, step=number))
             if seen.followed is not None:
                 self._processing.update(number, *seen.followed)
-            if self.store is not None:
-                self.store.append(seen)
+        along = {n: seen.along for n, seen in steps.items() if seen.along is not None}
+        if along and self.header.signal == 1.0:  # low precision leaves a residue of each canary
+            coins = np.stack([steps[number].coins for number in along])
+            self._use.update([*along], coins, [*along.values()])
 
     def flush(self) -> None:
         """Feed the pending steps, and flush the record to the operating system."""

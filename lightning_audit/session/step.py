@@ -233,6 +233,8 @@ class AuditSession:
         #: Checksum of all readings; equal in all processes if they share their gradients.
         self.checksum = 0
         self.lost, self.draws = LostSteps(), NoiseDraws()
+        #: What the steps prove, by their number and what else it depends on; see `run.epsilons`.
+        self.proved: dict[Any, Any] = {}
         #: Noise generator state before this process's first noise; kept in memory only.
         self.noise_start: str | None = None
         self._noise_seen = False

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import special
 
 from lightning_audit import _validate
 from lightning_audit._validate import shown
@@ -59,7 +59,7 @@ def clopper_pearson_lower(
     k, n = whole_counts(successes, trials)
     level = significance_level(significance)
     # k = 0 is outside the domain of the Beta quantile; the placeholder 1 is overwritten below.
-    quantile = special.betaincinv(np.maximum(k, 1.0), n - k + 1.0, level)
+    quantile = scipy.special.betaincinv(np.maximum(k, 1.0), n - k + 1.0, level)
     return like_input(np.where(k > 0, quantile, 0.0))
 
 
@@ -86,7 +86,7 @@ def clopper_pearson_upper(
     level = significance_level(significance)
     # k = n is outside the domain of the Beta quantile; the placeholder 1 is overwritten below. The
     # complemented inverse keeps the digits of a small significance.
-    quantile = special.betainccinv(k + 1.0, np.maximum(n - k, 1.0), level)
+    quantile = scipy.special.betainccinv(k + 1.0, np.maximum(n - k, 1.0), level)
     return like_input(np.where(k < n, quantile, 1.0))
 
 
@@ -116,7 +116,7 @@ def jeffreys_lower(
     """
     k, n = whole_counts(successes, trials)
     level = significance_level(significance)
-    quantile = special.betaincinv(k + 0.5, n - k + 0.5, level)
+    quantile = scipy.special.betaincinv(k + 0.5, n - k + 0.5, level)
     # Without a success, no small rate can be ruled out, regardless of the prior.
     return like_input(np.where(k > 0, quantile, 0.0))
 
@@ -140,7 +140,7 @@ def jeffreys_upper(
     """
     k, n = whole_counts(successes, trials)
     level = significance_level(significance)
-    quantile = special.betainccinv(k + 0.5, n - k + 0.5, level)
+    quantile = scipy.special.betainccinv(k + 0.5, n - k + 0.5, level)
     return like_input(np.where(k < n, quantile, 1.0))
 
 
@@ -194,7 +194,7 @@ def katz_log_lower(
     defined = (a > 0) & (b > 0)
     a, m, b, n = (np.where(defined, value, 1.0) for value in (a, m, b, n))
     variance = (m - a) / (a * m) + (n - b) / (b * n)
-    limit = np.log(a / m) - np.log(b / n) + special.ndtri(level) * np.sqrt(variance)
+    limit = np.log(a / m) - np.log(b / n) + scipy.special.ndtri(level) * np.sqrt(variance)
     return like_input(np.where(defined, limit, -np.inf))
 
 
@@ -284,10 +284,10 @@ def error_rate_confidence_sequence(
 
     Example:
         >>> limit = error_rate_confidence_sequence(617, 2000, 0.05)
-        >>> round(limit, 4), round(-2 * float(special.ndtri(limit)), 3)
+        >>> round(limit, 4), round(-2 * float(scipy.special.ndtri(limit)), 3)
         (0.3399, 0.825)
         >>> few = error_rate_confidence_sequence(0, np.array([30, 100, 1000]), 0.05)
-        >>> np.round(-2 * special.ndtri(few), 2).tolist()  # 2.62, 3.78, 5.5 for a single look
+        >>> np.round(-2 * scipy.special.ndtri(few), 2).tolist()  # 2.62, 3.78, 5.5 for a single look
         [2.13, 3.53, 5.43]
         >>> error_rate_confidence_sequence(0, 0, 0.05)
         1.0
@@ -316,17 +316,17 @@ def error_rate_confidence_sequence(
 def _log_e(k: Floats, n: Floats, e: Floats) -> Floats:
     k, n, e = (values[..., None] for values in (k, n, e))
     a, b = CONCENTRATIONS * e, CONCENTRATIONS * (1.0 - e)
-    posterior = special.betainc(a + k, b + n - k, e)
+    posterior = scipy.special.betainc(a + k, b + n - k, e)
     with np.errstate(divide="ignore"):
         log_e = (
-            special.betaln(a + k, b + n - k)
-            - special.betaln(a, b)
+            scipy.special.betaln(a + k, b + n - k)
+            - scipy.special.betaln(a, b)
             + np.log(posterior)
-            - np.log(special.betainc(a, b, e))
-            - special.xlogy(k, e)
-            - special.xlog1py(n - k, -e)
+            - np.log(scipy.special.betainc(a, b, e))
+            - scipy.special.xlogy(k, e)
+            - scipy.special.xlog1py(n - k, -e)
         )
-    mixed = special.logsumexp(log_e, axis=-1) - np.log(CONCENTRATIONS.size)
+    mixed = scipy.special.logsumexp(log_e, axis=-1) - np.log(CONCENTRATIONS.size)
     return np.asarray(mixed, dtype=np.float64)
 
 
@@ -381,8 +381,8 @@ class Beta:
         return cls(
             a=a,
             b=b,
-            lower=np.asarray(special.betaincinv(a, b, tail), dtype=np.float64),
-            lower_rest=np.asarray(special.betaincinv(b, a, tail), dtype=np.float64),
+            lower=np.asarray(scipy.special.betaincinv(a, b, tail), dtype=np.float64),
+            lower_rest=np.asarray(scipy.special.betaincinv(b, a, tail), dtype=np.float64),
             log_scale=correction + 0.5 * np.log(a * b / total) - _HALF_LOG_2PI,
         )
 
@@ -439,12 +439,12 @@ def _cdf(a: Floats, b: Floats, x: Floats, rest: Floats) -> Floats:
         a, b = a[:, None], b[:, None]
     small = x < 0.5
     if np.all(small):
-        return np.asarray(special.betainc(a, b, x), dtype=np.float64)
+        return np.asarray(scipy.special.betainc(a, b, x), dtype=np.float64)
     a, b = np.broadcast_to(a, x.shape), np.broadcast_to(b, x.shape)
     result = np.empty(x.shape)
-    result[small] = special.betainc(a[small], b[small], x[small])
+    result[small] = scipy.special.betainc(a[small], b[small], x[small])
     large = ~small
-    result[large] = special.betaincc(b[large], a[large], rest[large])
+    result[large] = scipy.special.betaincc(b[large], a[large], rest[large])
     return result
 
 
@@ -470,5 +470,5 @@ def stirling_error(z: Floats) -> Floats:
     z = np.asarray(z, dtype=np.float64)
     s = 1.0 / (z * z)
     series = (1 / 12 - s * (1 / 360 - s * (1 / 1260 - s * (1 / 1680 - s * (1 / 1188))))) / z
-    direct = special.gammaln(z + 1.0) - (z + 0.5) * np.log(z) + z - _HALF_LOG_2PI
+    direct = scipy.special.gammaln(z + 1.0) - (z + 0.5) * np.log(z) + z - _HALF_LOG_2PI
     return np.where(z > 15.0, series, direct)

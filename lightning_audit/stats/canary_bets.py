@@ -22,8 +22,10 @@ from lightning_audit.stats.divergences import (
 from lightning_audit.stats.sequential import (
     PredictableCentre,
     RobustCentre,
+    along,
     largest_rejected,
     log_mean_exp,
+    running,
 )
 
 # --- Test whether a canary adds more than clipping allows: bets on its private coin.
@@ -38,6 +40,48 @@ def chances_of_sides(coin_probability: float) -> Floats:
         "coin_probability", coin_probability, "a canary that is always or never in has no coin"
     )
     return np.array([1.0 - p, p])
+
+
+class _Past:
+    """Centers and scale of residuals, computed from the steps before each.
+
+    The center is the past mean of each canary, shrunk to that of all: an excess is common to them.
+
+    Args:
+        shape: Shape of a step's residuals, canaries on the last axis.
+        scale: Their claimed standard deviation.
+        terms: Number of terms whose difference is a residual, on the first axis of a step; 0 if
+            the residuals themselves are given.
+    """
+
+    #: Weight of the claimed scale against the observed one, in observations.
+    PRIOR = 20.0
+
+    def __init__(self, shape: tuple[int, ...], scale: float, terms: int = 0) -> None:
+        self._total = np.zeros((terms, *shape) if terms else shape)
+        self._squares = np.full(shape[:-1], self.PRIOR * scale**2)
+        self._terms, self._steps = terms, 0
+
+    def update(self, steps: Floats) -> tuple[Floats, Floats]:
+        """Update with steps; return them centered, and the scale of the residuals of each.
+
+        Args:
+            steps: The residuals, or their terms, ``[n, ..., k]``.
+
+        Returns:
+            The same centered; and the scale, ``[n, ..., 1]``, without an axis of terms.
+        """
+        totals = running(self._total, steps)
+        number, prior = self._steps + np.arange(float(len(steps))), PredictableCentre.PRIOR
+        before, count = totals[:-1], along(number, steps)
+        pooled = np.mean(before, axis=-1, keepdims=True) / np.maximum(count, 1.0)
+        centred = steps - (before + prior * pooled) / (count + prior)
+        residuals = np.subtract(*np.moveaxis(centred, 1, 0)) if self._terms else centred
+        squares = running(self._squares, np.sum(residuals**2, axis=-1))
+        counts = along(self.PRIOR + steps.shape[-1] * number, squares)
+        self._total, self._squares = totals[-1], squares[-1]
+        self._steps += len(steps)
+        return centred, np.sqrt(squares[:-1] / counts)[..., None]
 
 
 class CoinBet:
@@ -82,8 +126,6 @@ class CoinBet:
         arXiv:2010.09686, and for averages of e-processes Vovk and Wang 2021, arXiv:1912.06116.
     """
 
-    #: Weight of the claimed scale against the observed one, in observations.
-    PRIOR = 20.0
     #: Fraction of the stake on all canaries together, if there are several groups.
     POOLED = 0.9
 
@@ -102,48 +144,42 @@ class CoinBet:
         against = np.log((1.0 - chance) / chance)
         self._odds = against[:, None] - np.outer(side * (chance[1] - 0.5), COIN_SLOPES**2)
         self.signal = signal
-        self._total = np.zeros(shape)
-        self._steps = 0
+        self._shape, self._past = shape, _Past(shape, initial_scale)
         self._log_wealth = np.zeros((*shape[:-1], len(COIN_SLOPES)))
-        self._squares = np.full(shape[:-1], self.PRIOR * initial_scale**2)
-        self._count = self.PRIOR
         # Canaries of each group, ``[groups, k]``; no groups if there is only one.
         each = groups or ()
         names = tuple(dict.fromkeys(each)) if len(set(each)) > 1 else ()
-        self._members = np.array([[g == name for g in each] for name in names], dtype=float)
+        members = [[g == name for g in each] for name in names]
+        self._members = np.array(members, dtype=float).reshape(-1, shape[-1])
         self._group_wealth = np.zeros((*shape[:-1], len(names), len(COIN_SLOPES)))
 
-    def update(self, coins: Floats, readings: Floats) -> None:
-        """Update with one step: coins (0 or 1) and readings, both of the shape given."""
-        residuals = readings - self.signal * coins
-        centred = residuals - self._centre
-        scale = np.sqrt(self._squares / self._count)
-        x = (2.0 * coins - 1.0) * centred / scale[..., None]
+    def update(self, coins: Floats, readings: Floats) -> Floats:
+        """Update with one step or several: coins (0 or 1) and readings, ``[..., *shape]``.
+
+        Returns:
+            Log e-value after each of these steps, ``[n, *shape[:-1]]``.
+        """
+        coins, readings = (np.reshape(v, (-1, *self._shape)) for v in (coins, readings))
+        centred, scale = self._past.update(readings - self.signal * coins)
+        x = (2.0 * coins - 1.0) * centred / scale
         side = coins.astype(np.intp)
         odds = self._odds[side] - x[..., None] * COIN_SLOPES
         gains = self._prize[side][..., None] - np.logaddexp(0.0, odds)
-        self._log_wealth += gains.sum(axis=-2)
-        if len(self._members):
-            self._group_wealth += self._members @ gains
-        self._total += residuals
-        self._steps += 1
-        self._squares = self._squares + np.sum(centred**2, axis=-1)
-        self._count += readings.shape[-1]
-
-    @property
-    def _centre(self) -> Floats:
-        """Past mean of each canary, shrunk to that of all: an excess is common to them."""
-        prior = PredictableCentre.PRIOR
-        pooled = np.mean(self._total, axis=-1, keepdims=True) / max(self._steps, 1)
-        return np.asarray((self._total + prior * pooled) / (self._steps + prior))
+        wealth = running(self._log_wealth, gains.sum(axis=-2))
+        of_groups = running(self._group_wealth, self._members @ gains)
+        self._log_wealth, self._group_wealth = wealth[-1], of_groups[-1]
+        return self._log_e(wealth[1:], of_groups[1:])
 
     @property
     def log_e(self) -> Floats:
         """Log e-value so far, of the leading shape."""
-        pooled = log_mean_exp(self._log_wealth)
+        return self._log_e(self._log_wealth, self._group_wealth)
+
+    def _log_e(self, log_wealth: Floats, group_wealth: Floats) -> Floats:
+        pooled = log_mean_exp(log_wealth)
         if not len(self._members):
             return pooled
-        of_groups = log_mean_exp(log_mean_exp(self._group_wealth))
+        of_groups = log_mean_exp(log_mean_exp(group_wealth))
         together = np.logaddexp(
             pooled + math.log(self.POOLED), of_groups + math.log1p(-self.POOLED)
         )
@@ -367,12 +403,19 @@ class LeakageBet:
 
     def update(
         self, coins: Floats, readings: Floats, noise_multiplier: float, sample_rate: float = 1.0
-    ) -> None:
-        """Update with one step, given its claimed noise multiplier and sample rate."""
+    ) -> Floats:
+        """Update with one step, or several of one claim, ``[..., *shape]``.
+
+        Returns:
+            `growth` after each of these steps, ``[n, ..., bets]``.
+        """
+        shape = (-1, *self.growth.shape[:-1], self._canaries)
+        coins, readings = np.reshape(coins, shape), np.reshape(readings, shape)
         now = self._plan.next(noise_multiplier, sample_rate)
         weights = self._weights[coins.astype(np.intp)]
         luck = np.mean(weights, axis=-1) - self._fair
-        x = (readings - self._centre.value - 0.5) / noise_multiplier
+        centres = self._centre.update(readings - coins, noise_multiplier)
+        x = (readings - centres - 0.5) / noise_multiplier
         gains = np.stack(
             [
                 np.mean(weights * score.score(x, coins), axis=-1) - score.mean * luck
@@ -381,8 +424,9 @@ class LeakageBet:
             axis=-1,
         )
         stakes = np.array(now.stakes)
-        self.growth = self.growth + np.log1p(stakes * gains[..., self._plan.places])
-        self._centre.update(readings - coins, noise_multiplier)
+        growth = running(self.growth, np.log1p(stakes * gains[..., self._plan.places]))
+        self.growth = growth[-1]
+        return growth[1:]
 
     def needed(self, significance: float, growth: Floats) -> Floats:
         """Return the lower bound on the sum of each bet's logs, ``[..., bets]``."""
@@ -531,8 +575,9 @@ class SignalBet:
         86, 2024, arXiv:2010.09686 (confidence sequences by betting).
     """
 
-    #: Residuals are capped at this many standard deviations, so that no exponential overflows.
-    REACH = 100.0
+    #: Residuals are capped at this many standard deviations, and this many factors multiplied, so
+    #: that nothing overflows.
+    REACH, TOGETHER = 100.0, 16
 
     def __init__(
         self,
@@ -547,40 +592,29 @@ class SignalBet:
         # By slope and coin: the cost of centering two unequal groups.
         self._drift = np.exp(-np.outer(SIGNAL_SLOPES**2, [0.5 - chance[1], chance[1] - 0.5]))
         self._log_wealth = np.zeros((len(SIGNAL_SLOPES), *shape[:-1], len(self.signals)))
-        # Totals of the readings and of the coins.
-        self._totals = np.zeros((2, *shape))
-        self._steps = 0
-        self._squares = np.full(shape[:-1], CoinBet.PRIOR * initial_scale**2)
-        self._count = CoinBet.PRIOR
+        self._shape, self._past = shape, _Past(shape, initial_scale, terms=2)
 
     def update(self, coins: Floats, readings: Floats) -> None:
-        """Update with one step: coins (0 or 1) and readings, both of the shape given."""
-        now = np.stack([readings, coins])
-        z, b = now - self._centres
-        side = (2.0 * coins - 1.0) / np.sqrt(self._squares / self._count)[..., None]
-        x = (side * z)[..., None, :] - self.signals[:, None] * (side * b)[..., None, :]
-        x = np.minimum(np.maximum(x, -self.REACH), self.REACH)
-        power = np.empty((len(SIGNAL_SLOPES), *x.shape))
-        np.exp(-SIGNAL_SLOPES[0] * x, out=power[0])
-        for j in range(1, len(power)):
-            np.multiply(power[j - 1], power[j - 1], out=power[j])
-        coin = coins.astype(np.intp)
-        power *= (self._of_other[coin] * self._drift[:, coin])[..., None, :]
-        power += self._of_side[coin][..., None, :]
-        # A product with ones sums a short last axis in a third of the time.
-        self._log_wealth -= np.log(power, out=power) @ np.ones(x.shape[-1])
-        self._totals += now
-        self._steps += 1
-        self._squares = self._squares + ((z - b) ** 2).sum(axis=-1)
-        self._count += readings.shape[-1]
-
-    @property
-    def _centres(self) -> Floats:
-        """Past means of each canary, shrunk to those of all, as in `CoinBet`."""
-        prior, totals = PredictableCentre.PRIOR, self._totals
-        share = prior / (max(self._steps, 1) * totals.shape[-1])
-        pooled = share * totals.sum(axis=-1, keepdims=True)
-        return np.asarray((totals + pooled) / (self._steps + prior))
+        """Update with one step or several: coins (0 or 1) and readings, ``[..., *shape]``."""
+        coins, readings = (np.reshape(v, (-1, *self._shape)) for v in (coins, readings))
+        centred, scale = self._past.update(np.stack([readings, coins], axis=1))
+        z, b = np.moveaxis(centred, 1, 0)
+        side, coin = (2.0 * coins - 1.0) / scale, coins.astype(np.intp)
+        of_side, of_other = self._of_side[coin], (self._of_other * self._drift)[:, coin]
+        # Canaries on the first axis, signals on the last, in place: half of the time.
+        each = np.moveaxis(np.stack([side * z, side * b, of_side, *of_other]), -1, 1)
+        x, slope, own, *others = each[..., None]
+        power = x - self.signals * slope
+        np.clip(power, -self.REACH, self.REACH, out=power)
+        power *= -SIGNAL_SLOPES[0]
+        np.exp(power, out=power)
+        for log_wealth, other in zip(self._log_wealth, others, strict=True):
+            factors = power * other
+            factors += own
+            parts = np.split(factors, range(self.TOGETHER, len(factors), self.TOGETHER))
+            for of_step in np.sum([np.log(np.multiply.reduce(part)) for part in parts], axis=0):
+                log_wealth -= of_step
+            power *= power
 
     @property
     def log_e(self) -> Floats:

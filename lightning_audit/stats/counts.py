@@ -36,8 +36,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import special
 
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import ConfusionCounts as ConfusionCounts
@@ -365,7 +365,7 @@ def mu_clopper_pearson(counts: ConfusionCounts, significance: float) -> float | 
     level = significance_level(significance) / 2
     fnr = np.asarray(clopper_pearson_upper(counts.fn, counts.n_in, level))
     fpr = np.asarray(clopper_pearson_upper(counts.fp, counts.n_out, level))
-    return like_input(np.maximum(-special.ndtri(fnr) - special.ndtri(fpr), 0.0))
+    return like_input(np.maximum(-scipy.special.ndtri(fnr) - scipy.special.ndtri(fpr), 0.0))
 
 
 def mu_pooled_clopper_pearson(counts: ConfusionCounts, significance: float) -> float | Floats:

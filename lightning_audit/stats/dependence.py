@@ -36,7 +36,6 @@ from collections.abc import Sequence
 import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.noise_tests import noise_log_e
@@ -450,10 +449,10 @@ def lag_sign_log_e(counts: NDArray[np.int64]) -> Floats:
     References:
         Wasserman, Ramdas and Balakrishnan, "Universal inference", PNAS 117, 2020, arXiv:1912.11436.
     """
-    two = special.betaln(1.0 + counts[..., 0], 1.0 + counts[..., 1]).sum(axis=-1)
+    two = scipy.special.betaln(1.0 + counts[..., 0], 1.0 + counts[..., 1]).sum(axis=-1)
     tosses = counts.sum(axis=-2)
     rates = tosses / np.maximum(tosses.sum(axis=-1, keepdims=True), 1)
-    return np.asarray(two - special.xlogy(tosses, rates).sum(axis=-1))
+    return np.asarray(two - scipy.special.xlogy(tosses, rates).sum(axis=-1))
 
 
 class LagSigns:

@@ -47,7 +47,6 @@ from functools import cached_property, lru_cache
 import numpy as np
 import scipy
 from numpy.typing import ArrayLike
-from scipy import special
 
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import (
@@ -71,7 +70,7 @@ _NODES, _WEIGHTS = 0.5 * (_NODES + 1.0), 0.5 * _WEIGHTS
 def one_way_epsilon(d: Floats, r: Floats, delta: Floats) -> Floats:
     """Return the least epsilon >= 0 at which N(d, r^2) diverges from N(0, 1) by at most delta."""
     # The log ratio at the upper delta-quantile of P.
-    z = -special.ndtri(delta)
+    z = -scipy.special.ndtri(delta)
     with np.errstate(over="ignore", invalid="ignore"):
         start = -np.log(r) + 0.5 * d * d + z * r * d + 0.5 * (r - 1.0) * (r + 1.0) * z * z
     # Above these, the squares overflow.
@@ -135,7 +134,7 @@ def _closed(height: Floats, d: Floats, r: Floats, root: Floats) -> tuple[Floats,
         at_near = np.exp(-0.5 * a * a - LOG_SQRT_2PI - log_unit)
         # No far root is closer to the center of P than a.
         at_far = np.exp(-0.5 * far * far - LOG_SQRT_2PI - log_unit)
-        p_near = np.where(in_tail, mills(np.maximum(a, 0.0)), special.ndtr(-a))
+        p_near = np.where(in_tail, mills(np.maximum(a, 0.0)), scipy.special.ndtr(-a))
         q = at_near * mills(b) / r + wider * at_far * mills(far_x) / r
         h = p_near - at_near * mills(b) / r + wider * at_far * (mills(far) - mills(far_x) / r)
         return log_unit + np.log(np.maximum(h, 0.0)), q / h
@@ -288,7 +287,7 @@ def sign_score(mu: float) -> HockeySticks:
     Returns:
         The score.
     """
-    mean = float(2.0 * special.ndtr(0.5 * mu) - 1.0)
+    mean = float(2.0 * scipy.special.ndtr(0.5 * mu) - 1.0)
     return HockeySticks(np.ones(1), np.zeros(1), np.zeros(1), mean, max(1.0 - mean**2, 1e-9))
 
 
@@ -310,10 +309,10 @@ def sharpest_score(mu: float) -> HockeySticks:
     t = np.linspace(0.0, min(_FARTHEST, _LARGEST_EPSILON / mu), _STICKS)
     epsilons, odds = mu * t, np.exp(mu * t)
     # The score's moments given the coin; two sticks on one side both count past the farther one.
-    mean = special.ndtr(0.5 * mu - t) - odds * special.ndtr(-0.5 * mu - t)
+    mean = scipy.special.ndtr(0.5 * mu - t) - odds * scipy.special.ndtr(-0.5 * mu - t)
     farther = np.maximum.outer(t, t)
-    squares = special.ndtr(0.5 * mu - farther)
-    squares += np.outer(odds, odds) * special.ndtr(-0.5 * mu - farther)
+    squares = scipy.special.ndtr(0.5 * mu - farther)
+    squares += np.outer(odds, odds) * scipy.special.ndtr(-0.5 * mu - farther)
     covariance = squares - np.outer(mean, mean)
     slope = np.exp(-0.5 * (0.5 * mu - t) ** 2) / _ROOT
     half = np.linalg.cholesky(covariance + 1e-12 * np.trace(covariance) * np.eye(len(t)))
@@ -438,8 +437,8 @@ def _log_peak(n: float) -> float:
     """Return the log density at the mode."""
     half = 0.5 * n
     if n < 1e3:
-        power = float(special.xlogy(n - 1.0, math.sqrt(n - 1.0)))
-        return (1 - half) * math.log(2) - float(special.gammaln(half)) + power - 0.5 * (n - 1)
+        power = float(scipy.special.xlogy(n - 1.0, math.sqrt(n - 1.0)))
+        return (1 - half) * math.log(2) - float(scipy.special.gammaln(half)) + power - 0.5 * (n - 1)
     # Stirling's series, because the logarithm of the gamma function has lost too many digits.
     stirling = 1.0 / (12.0 * half) - 1.0 / (360.0 * half**3)
     return 0.5 - 0.5 * math.log(math.pi) + (half - 0.5) * math.log1p(-0.5 / half) - stirling
@@ -490,7 +489,7 @@ def renyi_divergence(mu: ArrayLike, sample_rate: ArrayLike, order: int) -> Float
     _, exponent, chance = _renyi_terms(mu, sample_rate, order)
     # The logarithm of a sum near one would lose the digits of a small divergence.
     excess = np.exp(chance) * np.expm1(np.minimum(exponent, _LARGEST_EXPONENT))
-    large = special.logsumexp(chance + exponent, axis=-1)
+    large = scipy.special.logsumexp(chance + exponent, axis=-1)
     small = exponent[..., -1] < _LARGEST_EXPONENT
     return np.asarray(np.where(small, np.log1p(excess.sum(axis=-1)), large) / (order - 1.0))
 
@@ -498,7 +497,7 @@ def renyi_divergence(mu: ArrayLike, sample_rate: ArrayLike, order: int) -> Float
 def renyi_slope(mu: ArrayLike, sample_rate: ArrayLike, order: int) -> Floats:
     """Return the derivative of `renyi_divergence` with respect to mu; arguments as there."""
     pairs, exponent, chance = _renyi_terms(mu, sample_rate, order)
-    share = special.softmax(chance + exponent, axis=-1)
+    share = scipy.special.softmax(chance + exponent, axis=-1)
     return np.asarray(np.asarray(mu, dtype=np.float64) * (share @ pairs) / (order - 1.0))
 
 
@@ -509,6 +508,6 @@ def _renyi_terms(
     k = np.arange(order + 1.0)
     q = np.asarray(sample_rate, dtype=np.float64)[..., None]
     exponent = 0.5 * k * (k - 1.0) * np.asarray(mu, dtype=np.float64)[..., None] ** 2
-    ways = -special.betaln(k + 1.0, order - k + 1.0) - np.log(order + 1.0)
-    chance = ways + special.xlogy(k, q) + special.xlog1py(order - k, -q)
+    ways = -scipy.special.betaln(k + 1.0, order - k + 1.0) - np.log(order + 1.0)
+    chance = ways + scipy.special.xlogy(k, q) + scipy.special.xlog1py(order - k, -q)
     return k * (k - 1.0), exponent, chance

@@ -29,8 +29,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import (
@@ -201,7 +201,7 @@ def noncentrality_lower(t: Floats, freedom: Floats, significance: float) -> Floa
     """
     limit = np.zeros(t.shape)
     # At lambda = 0 the tail is that of Student's t; if it exceeds the significance, the limit is 0.
-    positive = special.stdtr(freedom, -t) < significance
+    positive = scipy.special.stdtr(freedom, -t) < significance
     # Up to this t the density of S is the wider factor, above it the normal density.
     steep = t > np.sqrt(2.0 * freedom)
     for tail, chosen in ((_tail_over_scale, ~steep), (_tail_over_normal, steep)):
@@ -223,14 +223,15 @@ def _solve(tail_of: _TailFactory, t: Floats, freedom: Floats, significance: floa
             return np.log(probability) - np.log(significance), slope / probability
 
     spread = np.sqrt(1.0 + t * t / (2.0 * freedom))
-    return least_nonnegative(residual, np.maximum(t + special.ndtri(significance) * spread, 0.01))
+    guess = t + scipy.special.ndtri(significance) * spread
+    return least_nonnegative(residual, np.maximum(guess, 0.01))
 
 
 def _tail_over_scale(t: Floats, freedom: Floats, significance: float) -> _Tail:
     """Return the tail and its slope as E Phi(lambda - t S), integrated over the density of S."""
     left_out = significance * _LEFT_OUT
-    low = np.sqrt(2.0 * special.gammaincinv(freedom / 2.0, left_out) / freedom)
-    high = np.sqrt(2.0 * special.gammainccinv(freedom / 2.0, left_out) / freedom)
+    low = np.sqrt(2.0 * scipy.special.gammaincinv(freedom / 2.0, left_out) / freedom)
+    high = np.sqrt(2.0 * scipy.special.gammainccinv(freedom / 2.0, left_out) / freedom)
     off = 0.5 * (low + high)[:, None] - 1.0 + 0.5 * (high - low)[:, None] * _NODES
     # Log density of S = 1 + off up to a constant, without cancellation of two large terms.
     log_density = (freedom[:, None] - 1.0) * np.log1p(off) - freedom[:, None] * (off + 0.5 * off**2)
@@ -241,14 +242,14 @@ def _tail_over_scale(t: Floats, freedom: Floats, significance: float) -> _Tail:
     def tail(noncentrality: Floats, rows: Rows) -> tuple[Floats, Floats]:
         x, weight = (noncentrality - middle[rows])[:, None] - steps[rows], weights[rows]
         density = np.exp(-0.5 * x * x) / _SQRT_2PI
-        return (weight * special.ndtr(x)).sum(axis=1), (weight * density).sum(axis=1)
+        return (weight * scipy.special.ndtr(x)).sum(axis=1), (weight * density).sum(axis=1)
 
     return tail
 
 
 def _tail_over_normal(t: Floats, freedom: Floats, significance: float) -> _Tail:
     """Return the tail and its slope as E Pr[S <= (Z + lambda) / t], integrated over Z."""
-    reach = -special.ndtri_exp(np.log(significance) + np.log(_LEFT_OUT))
+    reach = -scipy.special.ndtri_exp(np.log(significance) + np.log(_LEFT_OUT))
 
     def tail(noncentrality: Floats, rows: Rows) -> tuple[Floats, Floats]:
         half_freedom = 0.5 * freedom[rows, None]
@@ -256,7 +257,7 @@ def _tail_over_normal(t: Floats, freedom: Floats, significance: float) -> _Tail:
         half = 0.5 * (reach - low)[:, None]
         z = 0.5 * (reach + low)[:, None] + half * _NODES
         scale = np.maximum(z + noncentrality[:, None], 0.0) / t[rows, None]
-        cumulated = special.gammainc(half_freedom, half_freedom * scale**2)
+        cumulated = scipy.special.gammainc(half_freedom, half_freedom * scale**2)
         mass = half * _WEIGHTS * np.exp(-0.5 * z * z) / _SQRT_2PI * cumulated
         # By parts: the derivative of the normal density gives the factor z.
         return mass.sum(axis=1), (mass * z).sum(axis=1)
@@ -285,8 +286,8 @@ def log_bayes_error(mu: Floats, weight: Floats) -> tuple[Floats, Floats]:
         shift = (np.log1p(-weight) - np.log(weight)) / mu
     # At a distance of zero the best guess is the likelier world; either one if they are equal.
     shift = np.where(np.isnan(shift), 0.0, shift)
-    of_in = np.log(weight) + special.log_ndtr(shift - 0.5 * mu)
-    of_out = np.log1p(-weight) + special.log_ndtr(-shift - 0.5 * mu)
+    of_in = np.log(weight) + scipy.special.log_ndtr(shift - 0.5 * mu)
+    of_out = np.log1p(-weight) + scipy.special.log_ndtr(-shift - 0.5 * mu)
     log_error = np.logaddexp(of_in, of_out)
     log_density = -0.5 * (shift - 0.5 * mu) ** 2 - 0.5 * np.log(2.0 * np.pi)
     slope = -np.exp(np.log(weight) + log_density - log_error)
@@ -312,14 +313,14 @@ def distance_of_bayes_error(error: Floats, weight: Floats) -> Floats:
         return target[live] - log_error, -slope
 
     # The root for equal weights, and an upper bound for all others.
-    mu[rows] = least_nonnegative(residual, -2.0 * special.ndtri(error[rows]))
+    mu[rows] = least_nonnegative(residual, -2.0 * scipy.special.ndtri(error[rows]))
     return mu
 
 
 # --- Lower bound on mu from the readings of one noisy sum along known directions.
 
 # Best constant in a Gaussian bound on the tail of a weighted sum of fair signs.
-_SIGNS = 0.25 / float(special.ndtr(-math.sqrt(2.0)))
+_SIGNS = 0.5 / math.erfc(1.0)
 
 
 def mu_white_box(
@@ -368,11 +369,11 @@ def mu_white_box(
             "Gaussian noise, and give no bound on mu."
         )
     weight = n_in * n_out / (n_in + n_out)
-    x = -float(special.ndtri(level / _SIGNS))
+    x = -float(scipy.special.ndtri(level / _SIGNS))
     if 4 * weight <= x * x:
         return 0.0
     freedom = n_in + n_out - 2
-    quantile = 2.0 * float(special.gammaincinv(freedom / 2, level))
+    quantile = 2.0 * float(scipy.special.gammaincinv(freedom / 2, level))
     room = difference / math.sqrt(sum_squares) - x / math.sqrt(weight * (4 * weight - x * x))
     return max(math.sqrt(quantile) * room, 0.0)
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.sequential import PredictableCentre, log_mean_exp
@@ -322,7 +321,7 @@ def _excess(
 
     def excess(log_scale: float) -> float:
         values = _scale_log_e(n, s * np.exp(-2.0 * log_scale), tau)
-        return float(special.logsumexp(values, b=w) + np.log(significance))
+        return float(scipy.special.logsumexp(values, b=w) + np.log(significance))
 
     return excess
 
@@ -404,7 +403,7 @@ class TailBet:
             shift: s, in the same unit, > 0.
         """
         slope = np.exp(LEVELS * shift - 0.5 * shift**2)
-        offset = special.ndtr(shift - LEVELS) - slope * special.ndtr(-LEVELS)
+        offset = scipy.special.ndtr(shift - LEVELS) - slope * scipy.special.ndtr(-LEVELS)
         gains = np.stack([1.0 - slope - offset, 1.0 - offset, -offset])
         # Rounding may leave an offset slightly below zero.
         most = 1.0 / np.maximum(-gains.min(axis=0), 1e-9)
@@ -512,7 +511,7 @@ def sign_log_e(positive: int, negative: int) -> float:
         True
     """
     together = positive + negative
-    return float(special.betaln(1.0 + positive, 1.0 + negative)) + together * math.log(2.0)
+    return float(scipy.special.betaln(1.0 + positive, 1.0 + negative)) + together * math.log(2.0)
 
 
 # --- E-values for noise of the claimed size in every single entry, and their mean.

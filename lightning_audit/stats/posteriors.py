@@ -41,7 +41,6 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 import scipy
 from numpy.typing import NDArray
-from scipy import special
 
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import (
@@ -179,7 +178,7 @@ class EpsilonSides(Sides):
         odds = (1.0 - self.delta - np.maximum(x, y)) / np.minimum(x, y)
         ratio = np.log(np.maximum(odds, 1.02))
         spread = np.sqrt(1.0 / of_small + 1.0 / of_large)
-        return np.maximum(ratio + special.ndtri(probability) * spread, 0.01)
+        return np.maximum(ratio + scipy.special.ndtri(probability) * spread, 0.01)
 
 
 @dataclass(frozen=True)
@@ -197,23 +196,23 @@ class MuSides(Sides):
         """Return the mass where a claim of this mu holds, and its derivative."""
         x, y, mu = self.x, self.y, np.minimum(value, _LARGEST_MU)
         # Probits of y: up to `surely` x is below the boundary except for its tail.
-        surely = special.ndtri(x.lower_rest) - mu
-        never = -special.ndtri(x.lower) - mu
-        start = np.maximum(surely, special.ndtri(y.lower))
-        stop = np.minimum(never, -special.ndtri(y.lower_rest))
+        surely = scipy.special.ndtri(x.lower_rest) - mu
+        never = -scipy.special.ndtri(x.lower) - mu
+        start = np.maximum(surely, scipy.special.ndtri(y.lower))
+        stop = np.minimum(never, -scipy.special.ndtri(y.lower_rest))
         t, weight = _nodes(start, stop, self.nodes)
         z = -mu[:, None] - t
-        small, small_rest = special.ndtr(z), special.ndtr(-z)
-        density_of_t = y.density_of_logit(special.ndtr(t), special.ndtr(-t)) * _logit_slope(t)
+        small, small_rest = scipy.special.ndtr(z), scipy.special.ndtr(-z)
+        density_of_t = y.density_of_logit(*scipy.special.ndtr([t, -t])) * _logit_slope(t)
         density_of_z = x.density_of_logit(small, small_rest) * _logit_slope(z)
         weight = weight * density_of_t
         density = np.sum(weight * density_of_z, axis=1)
         if rest:
             inner = np.sum(weight * x.above(small, small_rest), axis=1)
-            sure = y.above(special.ndtr(never), special.ndtr(-never))
+            sure = y.above(scipy.special.ndtr(never), scipy.special.ndtr(-never))
         else:
             inner = np.sum(weight * x.below(small, small_rest), axis=1)
-            sure = y.below(special.ndtr(surely), special.ndtr(-surely))
+            sure = y.below(scipy.special.ndtr(surely), scipy.special.ndtr(-surely))
         return inner + sure, density
 
     def start(self, probability: float) -> Floats:
@@ -222,11 +221,11 @@ class MuSides(Sides):
         for rate in (self.x, self.y):
             n = rate.a + rate.b
             mean = rate.a / n
-            probit = special.ndtri(mean)
+            probit = scipy.special.ndtri(mean)
             centre = centre + probit
             # The delta method; 2 pi phi^2 = exp(-probit^2).
             variance = variance + 2.0 * np.pi * mean * (1.0 - mean) / n * np.exp(probit * probit)
-        guess = np.abs(centre) + special.ndtri(probability) * np.sqrt(variance)
+        guess = np.abs(centre) + scipy.special.ndtri(probability) * np.sqrt(variance)
         return np.maximum(guess, 0.01)
 
 
@@ -245,7 +244,7 @@ def _arccos_sqrt(square: Floats) -> Floats:
 
 def _logit_slope(probit: Floats) -> Floats:
     """Return the derivative of log(Phi / (1 - Phi)); in logs, since both tails may underflow."""
-    tails = special.log_ndtr(probit) + special.log_ndtr(-probit)
+    tails = scipy.special.log_ndtr(probit) + scipy.special.log_ndtr(-probit)
     result: Floats = np.exp(-0.5 * probit * probit - tails) / np.sqrt(2.0 * np.pi)
     return result
 

@@ -35,7 +35,6 @@ from functools import lru_cache
 import numpy as np
 import scipy
 from numpy.typing import NDArray
-from scipy import special
 
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import ConfusionCounts, Floats, significance_level
@@ -96,15 +95,15 @@ def noise_power(
     variance = (ratio**2 + data) * _centring_cost(steps)
     # Above one claimed variance per coordinate, the test cannot flag: every bet has lost.
     largest = _largest_flagged(count, level)
-    return float(special.gammainc(count / 2, largest / variance / 2)) if largest > 0 else 0.0
+    return float(scipy.special.gammainc(count / 2, largest / variance / 2)) if largest > 0 else 0.0
 
 
 def _centring_cost(steps: int) -> float:
     """Return the mean factor by which the noise of the predictable center widens a residual."""
     prior = PredictableCentre.PRIOR
     # The sum of t / (t + prior)^2 over t < steps.
-    first = special.digamma(steps + prior) - special.digamma(prior)
-    second = special.polygamma(1, prior) - special.polygamma(1, steps + prior)
+    first = scipy.special.digamma(steps + prior) - scipy.special.digamma(prior)
+    second = scipy.special.polygamma(1, prior) - scipy.special.polygamma(1, steps + prior)
     return float(1.0 + (first - prior * second) / steps)
 
 
@@ -171,13 +170,13 @@ def sensitivity_power(
     mean, variance = _moments(effect, p, p)
     if p == 0.5:
         scale = np.sqrt(count) * np.sqrt(variance)
-        return float(np.max(special.ndtr((count * mean - level) / scale)))
+        return float(np.max(scipy.special.ndtr((count * mean - level) / scale)))
     mean_out, variance_out = _moments(effect, 1.0 - p, p)
     # The smallest whole number whose distribution function reaches the level.
-    inside = np.ceil(special.bdtrik(_LEVELS, count, p).clip(0.0, count))[:, None]
+    inside = np.ceil(scipy.special.bdtrik(_LEVELS, count, p).clip(0.0, count))[:, None]
     outside = count - inside
     scale = np.sqrt(inside * variance + outside * variance_out)
-    powers = special.ndtr((inside * mean + outside * mean_out - level) / scale)
+    powers = scipy.special.ndtr((inside * mean + outside * mean_out - level) / scale)
     return float(np.max(powers.mean(axis=0)))
 
 
@@ -273,13 +272,13 @@ def bound_power(
     """
     rejects = POWER_METHODS[_validate.one_of("method", method, POWER_METHODS)]
     claimed = _validate.positive("mu_claimed", mu_claimed)
-    rate = float(special.ndtr(-0.5 * _validate.positive("mu_true", mu_true)))
+    rate = float(scipy.special.ndtr(-0.5 * _validate.positive("mu_true", mu_true)))
     size = _validate.positive_int("n", n)
     level = significance_level(significance)
     # The smallest whole number whose distribution function reaches the level. It is 0 if no error
     # is as probable as the level; bdtrik fails for rates too small to change 1 - rate.
     none = np.exp(size * np.log1p(-rate))
-    most = np.where(none >= _FINE_LEVELS, 0.0, special.bdtrik(_FINE_LEVELS, size, rate))
+    most = np.where(none >= _FINE_LEVELS, 0.0, scipy.special.bdtrik(_FINE_LEVELS, size, rate))
     fn = np.ceil(most.clip(0.0, size)).astype(np.int64)
     fn, parts = np.unique(fn, return_counts=True)
 
@@ -294,7 +293,7 @@ def bound_power(
         inside = rejected(middle.clip(0, size))
         largest = np.where(inside & (middle > largest), middle, largest)
         above = np.where(~inside & (middle < above), middle, above)
-    below = np.where(largest >= 0, special.bdtr(np.maximum(largest, 0), size, rate), 0.0)
+    below = np.where(largest >= 0, scipy.special.bdtr(np.maximum(largest, 0), size, rate), 0.0)
     return float(below @ parts / np.sum(parts))
 
 
@@ -418,7 +417,7 @@ def anytime_power(
         middle = (low + high) // 2
         refuted = bool(log_e(middle, guesses, least) >= goal)
         low, high = (middle, high) if refuted else (low, middle)
-    return float(special.bdtr(low, guesses, true_rate)) if low < guesses else 1.0
+    return float(scipy.special.bdtr(low, guesses, true_rate)) if low < guesses else 1.0
 
 
 def guesses_for_anytime_power(

@@ -45,8 +45,8 @@ from collections.abc import Hashable, Sequence
 from functools import lru_cache
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.sequential import PredictableCentre, log_mean_exp
@@ -85,8 +85,8 @@ def largest_interval_probability(records: int, low: int, high: int) -> float:
     if low <= 0 or high >= records:
         return 1.0
     odds = (_log_choose(records - 1, low - 1) - _log_choose(records - 1, high)) / (high - low + 1)
-    q = special.expit(odds)
-    below, inside = special.bdtr(np.array([low - 1, high]), records, q)
+    q = scipy.special.expit(odds)
+    below, inside = scipy.special.bdtr(np.array([low - 1, high]), records, q)
     return min(float(inside - below), 1.0)
 
 
@@ -238,9 +238,8 @@ class PoissonBatchBets:
 
 
 def _log_choose(n: int, k: Floats | IndexArray | int) -> Floats:
-    return np.asarray(
-        special.gammaln(n + 1.0) - special.gammaln(k + 1.0) - special.gammaln(n - k + 1.0)
-    )
+    whole, chosen, rest = (scipy.special.gammaln(m + 1.0) for m in (n, k, n - k))
+    return np.asarray(whole - chosen - rest)
 
 
 # --- E-values for Poisson sampling: repeated batches, and records that are drawn too often.
@@ -272,6 +271,8 @@ class RepeatBet:
         self._records = records
         self._known: set[Hashable] = set()
         self._sizes: dict[int, int] = {}
+        # The sum for the latest rate.
+        self._rate, self._total = 0.0, 0.0
         self._log_wealth = np.zeros(len(REPEATS))
         #: Number of repeated batches.
         self.again = 0
@@ -296,15 +297,20 @@ class RepeatBet:
         if size and not came:
             self._known.add(key)
             self._sizes[size] = self._sizes.get(size, 0) + 1
+            self._total += self._of_size(size, rate)
 
     def _chance(self, rate: float) -> float:
         """Return the largest probability that the next batch is one of those before."""
-        total = 0.0
-        for size, count in self._sizes.items():
-            own = min(rate, size / self._records)
-            outside = (self._records - size) * math.log1p(-own) if size < self._records else 0.0
-            total += count * math.exp(size * math.log(own) + outside)
-        return total
+        if rate != self._rate:
+            each = (count * self._of_size(size, rate) for size, count in self._sizes.items())
+            self._rate, self._total = rate, math.fsum(each)
+        return self._total
+
+    def _of_size(self, size: int, rate: float) -> float:
+        """Return the largest probability of a given batch of this size."""
+        own = min(rate, size / self._records)
+        outside = (self._records - size) * math.log1p(-own) if size < self._records else 0.0
+        return math.exp(size * math.log(own) + outside)
 
     @property
     def log_e(self) -> float:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import Floats
@@ -38,7 +38,7 @@ def log_mean_exp(values: ArrayLike, axis: int = -1) -> Floats:
     """Return the logarithm of the mean of ``exp(values)`` along ``axis``, without overflow."""
     array = np.asarray(values, dtype=np.float64)
     # scipy's logsumexp takes forty times as long for the few numbers of a step.
-    return np.asarray(np.logaddexp.reduce(array, axis=axis) - np.log(array.shape[axis]))
+    return np.asarray(np.logaddexp.reduce(array, axis=axis) - math.log(array.shape[axis]))
 
 
 def largest_rejected(values: Floats, log_e: Floats, significance: float) -> Floats:
@@ -47,13 +47,38 @@ def largest_rejected(values: Floats, log_e: Floats, significance: float) -> Floa
     return np.asarray(np.concatenate([[0.0], values])[rejected], dtype=np.float64)
 
 
-def is_look(seen: int) -> bool:
-    """Return whether an expensive e-value is computed after ``seen`` steps.
+def looks_after(seen: int, steps: int) -> tuple[NDArray[np.bool_], int]:
+    """Return whether an expensive e-value is computed after each of the next steps, ``[steps]``.
 
     It is for the first 100 steps and for every 10th after them. Fewer looks are equally valid, and
     may flag later.
+
+    Args:
+        seen: Number of steps before.
+        steps: Number of the next steps.
+
+    Returns:
+        The looks; and the number of steps after them.
     """
-    return seen <= 100 or seen % 10 == 0
+    numbers = seen + 1 + np.arange(steps)
+    return (numbers <= 100) | (numbers % 10 == 0), seen + steps
+
+
+def running(start: ArrayLike, added: Floats) -> Floats:
+    """Return a sum before each of several steps, and after the last one, ``[n + 1, ...]``.
+
+    Rounded as if the steps were added one by one.
+
+    Args:
+        start: The sum before the first step.
+        added: What each step adds, ``[n, ...]``.
+    """
+    return np.add.accumulate(np.concatenate([np.asarray(start)[None], added]))
+
+
+def along(numbers: ArrayLike, steps: Floats) -> Floats:
+    """Return a number of each step, ``[n]``, with as many axes as the steps."""
+    return np.reshape(np.asarray(numbers, dtype=np.float64), (-1, *[1] * (steps.ndim - 1)))
 
 
 class PredictableCentre:
@@ -78,10 +103,17 @@ class PredictableCentre:
         """The center to use for the next step, of the shape given at construction."""
         return self._total / (self._count + self.PRIOR)
 
-    def update(self, residuals: Floats) -> None:
-        """Update with the residuals of the step that just ended."""
-        self._total += residuals
-        self._count += 1
+    def update(self, residuals: Floats) -> Floats:
+        """Update with the residuals of one step, or of several, ``[..., *shape]``.
+
+        Returns:
+            The center of each of these steps, computed from the steps before it, ``[n, *shape]``.
+        """
+        steps = np.reshape(residuals, (-1, *self._total.shape))
+        totals = running(self._total, steps)
+        counts = self._count + self.PRIOR + np.arange(len(steps))
+        self._total, self._count = totals[-1], self._count + len(steps)
+        return totals[:-1] / along(counts, totals)
 
 
 class RobustCentre:
@@ -103,21 +135,18 @@ class RobustCentre:
         self._total = np.zeros(shape)
         self._count = 0
 
-    @property
-    def _median(self) -> Floats:
-        return np.asarray(np.sort(self._last, axis=0)[len(self._last) // 2])
-
-    @property
-    def value(self) -> Floats:
-        """The center to use for the next step, of the shape given at construction."""
-        return (self._total + self.PRIOR * self._median) / (self._count + self.PRIOR)
-
-    def update(self, residuals: Floats, noise_multiplier: float) -> None:
-        """Update with the residuals of the step that just ended, and its claimed noise."""
+    def update(self, residuals: Floats, noise_multiplier: float) -> Floats:
+        """Update as `PredictableCentre.update`, with the claimed noise of these steps."""
+        steps = np.reshape(residuals, (-1, *self._total.shape))
+        last, before = np.concatenate([self._last, steps]), len(self._last)
+        windows = (last[max(0, i - self.LAST) : i] for i in range(before, len(last)))
+        medians = np.stack([np.sort(rows, axis=0)[len(rows) // 2] for rows in windows])
         reach = self.REACH * noise_multiplier
-        self._total += np.clip(residuals, self._median - reach, self._median + reach)
-        self._last = np.concatenate([self._last, residuals[None]])[-self.LAST :]
-        self._count += 1
+        totals = running(self._total, np.clip(steps, medians - reach, medians + reach))
+        counts = self._count + self.PRIOR + np.arange(len(steps))
+        self._total, self._last = totals[-1], last[-self.LAST :]
+        self._count += len(steps)
+        return (totals[:-1] + self.PRIOR * medians) / along(counts, totals)
 
 
 class SingleStepBet:
@@ -134,10 +163,17 @@ class SingleStepBet:
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         self._log_wealth = np.zeros((*shape, len(STEP_STAKES)))
 
-    def update(self, step_log_e: ArrayLike) -> None:
-        """Update with the log e-value of one step, of the leading shape."""
-        log_e = np.asarray(step_log_e, dtype=np.float64)[..., None]
-        self._log_wealth += np.logaddexp(np.log1p(-STEP_STAKES), np.log(STEP_STAKES) + log_e)
+    def update(self, step_log_e: ArrayLike) -> Floats:
+        """Update with the log e-value of one step, or of several, ``[..., *shape]``.
+
+        Returns:
+            Log e-value after each of these steps, ``[n, *shape]``.
+        """
+        steps = np.reshape(step_log_e, (-1, *self._log_wealth.shape[:-1], 1))
+        gains = np.logaddexp(np.log1p(-STEP_STAKES), np.log(STEP_STAKES) + steps)
+        wealth = running(self._log_wealth, gains)
+        self._log_wealth = wealth[-1]
+        return log_mean_exp(wealth[1:])
 
     @property
     def log_e(self) -> Floats:
@@ -296,19 +332,17 @@ class TwoGroups:
         self.frozen = False
 
     def update(self, coins: Floats, readings: Floats, noise_multiplier: float) -> None:
-        """Update with one step; ignored after the first change of the noise multiplier."""
-        if self.noise_multiplier is None:
-            self.noise_multiplier = noise_multiplier
+        """Update with a step, or several, ``[..., k]``; ignored once the noise has changed."""
+        self.noise_multiplier = self.noise_multiplier or noise_multiplier
         # The t statistic assumes one variance.
         self.frozen = self.frozen or noise_multiplier != self.noise_multiplier
         if self.frozen:
             return
-        x = (readings - self._centre.value) / noise_multiplier
-        for group, chosen in enumerate((coins < 0.5, coins > 0.5)):
-            self._n[group] += chosen.sum()
-            self._sum[group] += x[chosen].sum()
-        self._squares += float(x @ x)
-        self._centre.update(readings - coins)
+        x = (np.atleast_2d(readings) - self._centre.update(readings - coins)) / noise_multiplier
+        chosen = np.stack(np.atleast_2d(coins < 0.5, coins > 0.5), axis=1)
+        self._n += chosen.sum(axis=(0, -1))
+        self._sum = running(self._sum, np.where(chosen, x[:, None], 0.0).sum(axis=-1))[-1]
+        self._squares = float(running(self._squares, np.square(x).sum(axis=-1))[-1])
 
     @property
     def statistics(self) -> tuple[int, int, float, float]:

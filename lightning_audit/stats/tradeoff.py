@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import (
@@ -119,7 +119,7 @@ def gaussian_epsilon(mu: float | NDArray[Any], delta: float | NDArray[Any]) -> f
         unbounded = np.isinf(m * m)
     epsilon[unbounded] = np.inf
     # delta(0) = 2 Phi(mu/2) - 1: from there on epsilon = 0 suffices.
-    solve = ~unbounded & (d < special.erf(m / (2 * _SQRT2)))
+    solve = ~unbounded & (d < scipy.special.erf(m / (2 * _SQRT2)))
     epsilon[solve] = _solve_epsilon(m[solve], d[solve])
     return like_input(epsilon)
 
@@ -167,14 +167,14 @@ def _log_delta(eps: Floats, mu: Floats) -> Floats:
         narrow = log_phi + np.log(mu) + np.log((1.0 - x * mills(x)) @ _WEIGHTS)
         tail = log_phi + np.log(mills(-a) - mills(-b))
         # Phi(a) is near one here, where the Mills ratio of -a would overflow.
-        bulk = np.log(special.ndtr(a) - np.exp(log_phi) * mills(-b))
+        bulk = np.log(scipy.special.ndtr(a) - np.exp(log_phi) * mills(-b))
     result: Floats = np.where(mu < _NARROW, narrow, np.where(a < 1.0, tail, bulk))
     return result
 
 
 def mills(x: Floats) -> Floats:
     """Return the Mills ratio Phi(-x) / phi(x)."""
-    ratio: Floats = np.sqrt(np.pi / 2.0) * special.erfcx(x / _SQRT2)
+    ratio: Floats = np.sqrt(np.pi / 2.0) * scipy.special.erfcx(x / _SQRT2)
     return ratio
 
 
@@ -185,7 +185,7 @@ def _solve_epsilon(mu: Floats, delta: Floats) -> Floats:
     """
     log_target = np.log(delta)
     # delta(eps) <= Phi(a), so the solution of Phi(a) = delta is above the root.
-    eps = np.maximum(mu * mu / 2 - mu * special.ndtri(delta), 0.0)
+    eps = np.maximum(mu * mu / 2 - mu * scipy.special.ndtri(delta), 0.0)
     wide = mu > _WIDE
     for _ in range(_MAX_ITERATIONS):
         log_delta = _log_delta(eps, mu)
@@ -205,12 +205,12 @@ def _solve_mu(eps: Floats, delta: Floats) -> Floats:
     Both Phi(a) = delta and the solution for epsilon = 0 are lower bounds on mu.
     """
     log_target = np.log(delta)
-    z = -special.ndtri(delta)
+    z = -scipy.special.ndtri(delta)
     root = np.sqrt(z * z + 2 * eps)
     # Both forms of the quadratic formula, each where it adds numbers of one sign.
     with np.errstate(divide="ignore", invalid="ignore"):
         tail = np.where(z > 0, 2 * eps / (z + root), root - z)
-    log_mu = np.log(np.maximum(tail, 2 * _SQRT2 * special.erfinv(delta)))
+    log_mu = np.log(np.maximum(tail, 2 * _SQRT2 * scipy.special.erfinv(delta)))
     wide = log_mu > np.log(_WIDE)
     for _ in range(_MAX_ITERATIONS):
         mu = np.exp(log_mu)
@@ -442,7 +442,7 @@ class SubsampledGaussianTradeoff:
             return like_input(self._remove(rates))
         if self.direction == "add":
             return like_input(self._add(rates))
-        left = special.ndtr(np.asarray(-self._mu / 2))
+        left = scipy.special.ndtr(np.asarray(-self._mu / 2))
         right = self._remove(left)
         line = left + right - rates
         # Each form is evaluated where it is valid; elsewhere it gets a placeholder.
@@ -469,7 +469,7 @@ class SubsampledGaussianTradeoff:
 
     def _remove(self, alpha: Floats) -> Floats:
         q = self.sample_rate
-        gaussian = special.ndtr(-special.ndtri(alpha) - self._mu)
+        gaussian = scipy.special.ndtr(-scipy.special.ndtri(alpha) - self._mu)
         result: Floats = (1.0 - q) * (1.0 - alpha) + q * gaussian
         return result
 
@@ -483,13 +483,13 @@ class SubsampledGaussianTradeoff:
         lower = alpha <= 0.5
         sign = np.where(lower, 1.0, -1.0)
         log_target = np.log(np.clip(np.where(lower, alpha, 1.0 - alpha), 1e-300, 1.0))
-        u_low = sign * special.ndtri_exp(log_target)
+        u_low = sign * scipy.special.ndtri_exp(log_target)
         u_high = u_low + mu
         u = u_low + q * mu
         for _ in range(_MAX_SUBSAMPLED_ITERATIONS):
             x = sign * u
             shifted = x - sign * mu
-            mass = (1.0 - q) * special.ndtr(x) + q * special.ndtr(shifted)
+            mass = (1.0 - q) * scipy.special.ndtr(x) + q * scipy.special.ndtr(shifted)
             slope = (1.0 - q) * np.exp(-0.5 * x * x) + q * np.exp(-0.5 * shifted * shifted)
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                 excess = sign * (np.log(mass) - log_target)
@@ -502,7 +502,7 @@ class SubsampledGaussianTradeoff:
             if np.all(done):
                 break
         ends = np.where(alpha == 0, 1.0, 0.0)
-        result: Floats = np.where((alpha == 0) | (alpha == 1), ends, special.ndtr(-u))
+        result: Floats = np.where((alpha == 0) | (alpha == 1), ends, scipy.special.ndtr(-u))
         return result
 
     def _delta_remove(self, epsilon: Floats) -> Floats:
@@ -603,7 +603,7 @@ class GaussianTradeoff:
     def __call__(self, alpha: float | NDArray[Any]) -> float | Floats:
         """Return the type II error beta at the type I error ``alpha`` in [0, 1]."""
         rates = each(closed_unit, "alpha", alpha)
-        return like_input(special.ndtr(-special.ndtri(rates) - self.mu))
+        return like_input(scipy.special.ndtr(-scipy.special.ndtri(rates) - self.mu))
 
     def delta_at(self, epsilon: float | NDArray[Any]) -> float | Floats:
         """Return the privacy curve 1 + f*(-e^epsilon): the smallest delta at ``epsilon`` >= 0."""

@@ -189,29 +189,40 @@ _FIRST_SEEN = {
 
 
 class _Following:
-    """A bet that values depend on their canaries' coins, for any unit of the values.
+    """Bets that values depend on their canaries' coins, for any unit of the values.
 
     Args:
         coin_probability: known probability that a canary is in.
+        forms: number of forms of the values, each with a bet.
     """
 
-    def __init__(self, coin_probability: float) -> None:
+    def __init__(self, coin_probability: float, forms: int) -> None:
         self._coin_probability = coin_probability
         self._bet: CoinBet | None = None
+        #: Log e-values now, ``[forms]``.
+        self.log_e: FloatArray = np.zeros(forms)
 
-    def update(self, coins: FloatArray, values: FloatArray) -> None:
-        """Update with a step's values, ``[k]``; the bet is on the coins, given all values."""
-        size = float(np.sqrt(np.mean(np.square(values))))
-        if not math.isfinite(size) or size == 0.0:
-            return
-        if self._bet is None:
-            self._bet = CoinBet((len(coins),), 0.0, size, self._coin_probability)
-        self._bet.update(coins, values)
+    def update(self, coins: FloatArray, *forms: FloatArray) -> FloatArray:
+        """Update with steps; the bets are on the coins, given all values.
 
-    @property
-    def log_e(self) -> float:
-        """Log e-value now."""
-        return 0.0 if self._bet is None else float(self._bet.log_e)
+        Args:
+            coins: of the steps, ``[n, k]``.
+            forms: the values in each form, all of one size, ``[n, k]`` each.
+
+        Returns:
+            Log e-values after each step, ``[n, forms]``.
+        """
+        values = np.stack(forms, axis=1)
+        sizes = np.sqrt(np.mean(np.square(forms[0]), axis=-1))
+        some, log_e = np.isfinite(sizes) & (sizes > 0.0), self.log_e[None]
+        if some.any():
+            if self._bet is None:
+                size = float(sizes[some][0])
+                self._bet = CoinBet(values.shape[1:], 0.0, size, self._coin_probability)
+            of_each = np.broadcast_to(coins[:, None], values.shape)
+            log_e = np.concatenate([log_e, self._bet.update(of_each[some], values[some])])
+            self.log_e = log_e[-1]
+        return np.asarray(log_e[np.cumsum(some)])
 
 
 class UseOfRelease:
@@ -233,40 +244,35 @@ class UseOfRelease:
         self.evidence = GRADIENT_REPLACED.test(significance)
         # Bets on values and on their absolute values: a mask that is chosen by gradients before the
         # noise keeps more of the entries that contain a canary.
-        self._used = [_Following(coin_probability) for _ in range(2)]
-        self._moved = _Following(coin_probability)
-        self._rest = [_Following(coin_probability) for _ in range(4)]
+        self._used, self._moved = _Following(coin_probability, 2), _Following(coin_probability, 1)
+        self._rest = _Following(coin_probability, 4)
 
     def update(
         self,
-        step: int,
+        steps: Sequence[int],
         coins: FloatArray,
-        rest: FloatArray,
-        used: FloatArray | None,
-        moved: FloatArray | None,
+        along: Sequence[tuple[FloatArray, FloatArray | None, FloatArray | None]],
     ) -> None:
-        """Update with a step whose coins count.
+        """Update with steps whose coins count.
 
         Args:
-            step: number of the step.
-            coins: 1 where the canary was in, ``[k]``.
-            rest: readings of the release without the canaries, ``[k]``.
-            used: readings of the gradient that the update used, ``[k]``, in any unit; None if it
-                is the release itself.
-            moved: readings of the negative change of the weights, ``[k]``; None if not read.
+            steps: their numbers, ``[n]``.
+            coins: 1 where the canary was in, ``[n, k]``.
+            along: of each step, readings of the release without the canaries, ``[k]``; of the
+                gradient that the update used, ``[k]``, in any unit, None if it is the release
+                itself; of the negative change of the weights, ``[k]``, None if not read.
         """
-        for bet, values in zip(self._rest, (rest, -rest, np.abs(rest), -np.abs(rest)), strict=True):
-            bet.update(coins, values)
-        if used is not None:
-            for bet, values in zip(self._used, (used, np.abs(used)), strict=True):
-                bet.update(coins, values)
-        if moved is not None:
-            self._moved.update(coins, moved)
-        if used is None and moved is None:
-            return
-        rest_log_e = float(log_mean_exp([bet.log_e for bet in self._rest]))
-        follows = float(log_mean_exp([bet.log_e for bet in (*self._used, self._moved)]))
-        self.evidence.update(follows - max(rest_log_e, 0.0), step)
+        rest = np.stack([release for release, _, _ in along])
+        small = np.abs(rest)
+        rest_log_e = log_mean_exp(self._rest.update(coins, rest, -rest, small, -small))
+        for i, (_, used, moved) in enumerate(along):
+            if used is not None:
+                self._used.update(coins[i : i + 1], used[None], np.abs(used)[None])
+            if moved is not None:
+                self._moved.update(coins[i : i + 1], moved[None])
+            if used is not None or moved is not None:
+                follows = log_mean_exp(np.append(self._used.log_e, self._moved.log_e))
+                self.evidence.update(follows - max(rest_log_e[i], 0.0), steps[i])
 
     def result(self, replaced: CheckResult) -> CheckResult:
         """Return the result of `gradient_replaced`, with the evidence of this test.

@@ -444,8 +444,8 @@ class Counted:
     def __init__(self):
         self.steps = 0
 
-    def update(self, entry):
-        self.steps += 1
+    def update(self, seen):
+        self.steps += len(seen.step)
 
     def results(self):
         seen = {"steps": self.steps}

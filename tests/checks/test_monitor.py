@@ -1,4 +1,5 @@
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -22,11 +23,13 @@ from lightning_audit.checks.check import shares
 from lightning_audit.checks.monitor import AuditMonitor, NoiseChannelChecks, replay
 from lightning_audit.record.store import (
     DROPPED,
+    EARLIER,
     INJECTED,
     RECORD_NAME,
     Observation,
     ObservationStore,
     read_observations,
+    snapshot,
 )
 
 
@@ -52,6 +55,25 @@ def test_replay_gives_the_numbers_of_the_run(fault, tmp_path):
     assert again.results() == live.results()
     assert (again.history, again.log_e_value) == (live.history, live.log_e_value)
     assert again.leakage.ratio_lower(0.05) == live.leakage.ratio_lower(0.05)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [{}, {"noise": 0.5}, {"shift": [*[1.0] * 7, 5.0]}, {"reuse": "same"}, {"every": 3}],
+    ids=["healthy", "quiet", "loud", "reused", "parts"],
+)
+def test_a_block_gives_the_numbers_of_its_steps_to_the_last_bit(run):
+    sigma = np.repeat([1.0, 0.8, 1.2], 40)
+    made, entries = simulate(120, sigma=sigma, data=0.1, dropped=(5,), replaced=(7,), **run)
+    entered = entries["canaries"] == INJECTED
+    entries["canaries"][entered] = np.where(np.arange(entered.sum()) % 4 == 3, EARLIER, INJECTED)
+    entries["readings"][20], entries["tensor_squares"][50] = np.nan, np.nan
+    entries["sample_rate"][:60] = np.nan
+    steps = AuditMonitor(made, SIGNIFICANCE)
+    for entry in entries:
+        steps.update(Observation.of(entry))
+    with np.printoptions(floatmode="unique", threshold=sys.maxsize):
+        assert repr(snapshot(steps)) == repr(snapshot(replay(made, entries, SIGNIFICANCE)))
 
 
 @pytest.mark.parametrize("column", ["readings", "tensor_squares"])

@@ -399,6 +399,11 @@ class NaiveReducer:
         }
 
 
+def reduced(reducer: WitnessReducer, *step: Any) -> dict[str, Any]:
+    """The sums of one step."""
+    return {name: column[0] for name, column in reducer.reduce(*step).items()}
+
+
 def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
     own = {"epoch_count", "epoch_squares"}  # sums over epochs have a twin of their own
     assert set(got) - own == set(expected) - own
@@ -421,8 +426,26 @@ def test_sums_are_those_of_plain_loops_over_the_whole_past(sigmas, lags):
         readings[tensor == 1] *= 5.0 if 10 <= step < 20 else 1.0
         if step in (0, 15, 40, 41):  # a step that is lost, before the first and among the others
             readings[step % size] = np.nan if step < 41 else np.inf
-        assert_same(fast.reduce(readings, sigma), naive.reduce(readings, sigma))
+        assert_same(reduced(fast, readings, sigma), naive.reduce(readings, sigma))
     assert 0 < naive.excluded < 75
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_sums_of_a_block_are_those_of_its_steps(seed):
+    rng = generator(seed)
+    witnesses = choose_witnesses(layout_of((30, 5), (9,), (0, 3), (1,)), {}, rng)
+    blocks, single = WitnessReducer(witnesses, 7), WitnessReducer(witnesses, 7)
+    for sizes in rng.integers(1, 12, 12).tolist():
+        sigmas = rng.choice([1.0, 1.7], sizes)
+        rows = sigmas[:, None] * rng.standard_normal((sizes, sum(witnesses.counts))) + 0.2
+        rows[:, :150] *= rng.choice([1.0, 3.0])
+        rows[rng.random(sizes) < 0.2, 4] = np.nan
+        epochs = np.sort(rng.integers(sizes, size=sizes) // 5)
+        got = blocks.reduce(rows, sigmas, epochs)
+        for i in range(sizes):
+            expected = reduced(single, rows[i], sigmas[i], epochs[i])
+            assert_same({name: column[i] for name, column in got.items()}, expected)
+            assert np.array_equal(got["epoch_squares"][i], expected["epoch_squares"])
 
 
 def test_sums_of_many_tensors_use_the_first_witnesses_of_each():
@@ -432,7 +455,7 @@ def test_sums_of_many_tensors_use_the_first_witnesses_of_each():
     assert len(naive.reuse) == 8 * 60
     for _ in range(3):
         readings = rng.standard_normal(sum(witnesses.counts))
-        assert_same(fast.reduce(readings, 1.0), naive.reduce(readings, 1.0))
+        assert_same(reduced(fast, readings, 1.0), naive.reduce(readings, 1.0))
 
 
 def test_noise_that_comes_back_shows_as_a_zero_at_its_lag_alone():
@@ -440,7 +463,7 @@ def test_noise_that_comes_back_shows_as_a_zero_at_its_lag_alone():
     reducer = WitnessReducer(Witnesses({0: np.arange(20)}))
     block = rng.standard_normal((5, 20))
     for step in range(40):
-        sums, ready = reducer.reduce(block[step % 5], 1.0), min(step, LAGS)
+        sums, ready = reduced(reducer, block[step % 5], 1.0), min(step, LAGS)
         assert np.flatnonzero(sums["lag_count"]).tolist() == list(range(ready))
         zeros = np.flatnonzero(sums["lag_squares"][:ready] == 0) + 1
         assert zeros.tolist() == [lag for lag in range(1, ready + 1) if lag % 5 == 0]
@@ -450,21 +473,21 @@ def test_one_key_for_two_tensors_shows_as_a_small_pair_residual():
     rng = generator()
     reducer = WitnessReducer(Witnesses({0: index(0, 3, 7), 1: index(0, 3, 9), 2: index(3, 4)}))
     noise = rng.standard_normal(12)
-    assert reducer.reduce(np.zeros(8), 1.0)["pair_count"] == 0  # nothing is known of them yet
-    sums = reducer.reduce(noise[[0, 3, 7, 0, 3, 9, 3, 4]], 1.0)
+    assert reduced(reducer, np.zeros(8), 1.0)["pair_count"] == 0  # nothing is known of them yet
+    sums = reduced(reducer, noise[[0, 3, 7, 0, 3, 9, 3, 4]], 1.0)
     assert (sums["pair_count"], sums["pair_squares"]) == (3.0, 0.0)
-    assert reducer.reduce(rng.standard_normal(8), 1.0)["pair_squares"] > 0
+    assert reduced(reducer, rng.standard_normal(8), 1.0)["pair_squares"] > 0
 
 
 def test_one_number_for_all_coordinates_shows_as_no_broadcast_residual():
     reducer = WitnessReducer(Witnesses({0: np.arange(10)}))
-    assert reducer.reduce(np.full(10, 0.5), 1.0)["broadcast_count"] == 0  # nothing is known yet
-    sums = reducer.reduce(np.full(10, 2.5), 1.0)
+    assert reduced(reducer, np.full(10, 0.5), 1.0)["broadcast_count"] == 0  # nothing is known yet
+    sums = reduced(reducer, np.full(10, 2.5), 1.0)
     assert (sums["broadcast_count"], sums["broadcast_squares"]) == (9, pytest.approx(0, abs=1e-24))
 
 
 def test_a_single_witness_has_no_broadcast_pair_or_past():
-    sums = WitnessReducer(Witnesses({0: index(0)})).reduce(np.array([1.5]), 0.5)
+    sums = reduced(WitnessReducer(Witnesses({0: index(0)})), np.array([1.5]), 0.5)
     assert sums["tensor_squares"].tolist() == [9.0]
     assert sums["broadcast_count"] == sums["pair_count"] == 0
     assert not sums["lag_count"].any()
@@ -472,7 +495,7 @@ def test_a_single_witness_has_no_broadcast_pair_or_past():
 
 def test_the_first_residuals_are_readings_in_units_of_the_claimed_noise():
     witnesses = Witnesses({0: np.arange(2), 1: np.arange(3)})
-    sums = WitnessReducer(witnesses).reduce(np.array([2.0, 4.0, 6.0, 0.0, 2.0]), 2.0)
+    sums = reduced(WitnessReducer(witnesses), np.array([2.0, 4.0, 6.0, 0.0, 2.0]), 2.0)
     assert sums["tensor_squares"].tolist() == [5.0, 10.0]
 
 
@@ -481,7 +504,7 @@ def test_a_tensor_without_coordinates_has_no_witness_and_disturbs_no_sum():
     assert witnesses.counts == (0, 5)
     reducer = WitnessReducer(witnesses)
     for _ in range(2):
-        sums = reducer.reduce(np.arange(5.0), 1.0)
+        sums = reduced(reducer, np.arange(5.0), 1.0)
     assert (sums["tensor_squares"][0], sums["lag_count"][0]) == (0, 5)
 
 
@@ -491,7 +514,7 @@ def test_a_tensor_without_coordinates_is_not_the_quietest():
     fast, naive = WitnessReducer(witnesses), NaiveReducer(witnesses, LAGS)
     for _ in range(20):
         readings = rng.standard_normal(40) * np.repeat([1.6, 4.0], 20)
-        sums = fast.reduce(readings, 1.0)
+        sums = reduced(fast, readings, 1.0)
         assert_same(sums, naive.reduce(readings, 1.0))
     assert sums["broadcast_count"] == 19
 
@@ -502,12 +525,12 @@ def test_a_step_that_is_lost_gives_no_sums_and_leaves_no_trace(value):
     with_it, without = WitnessReducer(witnesses, lags=3), WitnessReducer(witnesses, lags=3)
     for step in range(12):
         if step in (0, 1, 5, 9):
-            lost = with_it.reduce(np.where(np.arange(10) == step, value, 1e9), 1.0)
+            lost = reduced(with_it, np.where(np.arange(10) == step, value, 1e9), 1.0)
             assert np.isnan(lost["tensor_squares"]).all()
             assert lost["lag_count"].tolist() == [0, 0, 0]
             assert lost["broadcast_count"] == lost["pair_count"] == 0
         readings = rng.standard_normal(10)
-        assert_same(with_it.reduce(readings, 1.0), without.reduce(readings, 1.0))
+        assert_same(reduced(with_it, readings, 1.0), reduced(without, readings, 1.0))
 
 
 def test_sums_over_epochs_are_differences_at_the_same_place():
@@ -517,7 +540,7 @@ def test_sums_over_epochs_are_differences_at_the_same_place():
     for epoch in range(4):
         for position in range(5 + epoch % 2):  # epochs of different lengths
             readings = 2.0 * rng.standard_normal(20)
-            sums = reducer.reduce(readings, 2.0, epoch)
+            sums = reduced(reducer, readings, 2.0, epoch)
             kept[epoch, position] = readings
             # In the second epoch the previous one is the first, and counts once.
             others = [epoch - 1] + ([0] if epoch > 1 else [])
@@ -550,10 +573,11 @@ def test_epochs_are_compared_as_by_a_plain_dictionary(lost, kept):
             readings = rng.standard_normal(4)
             if epoch == 1 and position in lost:
                 past[epoch, position] = None
-                assert epochs.advance(epoch, None) == position
+                assert epochs.advance(epoch, np.full(4, np.nan)) == position
                 continue
             past[epoch, position] = readings.astype(np.float32) if position < kept else None
-            sums = epochs.compare(epoch, readings, 0.5, use)
+            found = epochs.compare([epoch], readings[None], np.array([0.5]), use[None])
+            sums = {name: column[0] for name, column in found.items()}
             # In the second epoch the previous one is the first: it counts once.
             others = [epoch - 1] * (epoch > 0) + [0] * (epoch > 1)
             for column in range(2):
@@ -574,7 +598,8 @@ def test_an_epoch_number_that_comes_back_is_another_epoch():
     """Epochs are told apart by their change alone, as a loader that starts anew makes it."""
     epochs, use = epochs_of(1, 10), np.array([True])
     for epoch, expected in ((0, [0, 0]), (1, [1, 0]), (0, [1, 1])):
-        assert epochs.compare(epoch, np.ones(1), 1.0, use)["epoch_count"].tolist() == expected
+        found = epochs.compare([epoch], np.ones((1, 1)), np.ones(1), use[None])
+        assert found["epoch_count"].tolist() == [expected]
 
 
 @pytest.mark.parametrize("kept", [1, 15, 16, 17, 40])
@@ -582,7 +607,7 @@ def test_a_trace_keeps_its_first_steps_and_grows_no_further(kept):
     trace = _Trace(3, kept)
     assert trace.at(0) is None
     for step in range(60):
-        assert trace.append(None if step == 5 else np.full(3, float(step))) == step
+        assert trace.append(np.full(3, np.nan if step == 5 else float(step))) == step
         assert len(trace) == step + 1
         assert trace.at(step + 1) is None
     assert len(trace._rows) == kept

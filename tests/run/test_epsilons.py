@@ -56,9 +56,7 @@ MU_METHODS = [name for name in BOUND_NAMES if METHODS[name].quantity == "mu"]
 class OfBounds(AuditMonitor):
     """Takes in what the bounds are made of, and leaves the tests aside."""
 
-    def _update(self, seen: Observation) -> None:
-        self.steps += 1
-        self.claims.add(seen.noise_multiplier, seen.sample_rate)
+    def _test(self, seen: Observation) -> None:
         self.student.update(seen)
         self.guesses.update(seen)
 
@@ -74,8 +72,8 @@ def filled(header: RecordHeader, **fields: Any) -> np.ndarray:
 
 def taken_in(entries: np.ndarray, header: RecordHeader, kind: type = AuditMonitor) -> Any:
     made = kind(header, 1e-3)
-    for entry in entries:
-        made.update(Observation.of(entry))
+    for seen in Observation.blocks(entries, header.planned_end):
+        made.update(seen)
     return made
 
 

@@ -27,9 +27,9 @@ from lightning_audit.stats.sequential import (
     SingleStepBet,
     TwoGroups,
     further_trainings,
-    is_look,
     log_e_of_whole_shares,
     log_mean_exp,
+    looks_after,
     share_error_upper,
     share_log_e,
 )
@@ -115,8 +115,9 @@ def test_log_mean_exp_does_not_overflow():
 
 
 def test_looks_are_taken_at_each_of_the_first_hundred_and_at_every_tenth_later():
-    looks = [seen for seen in range(1, 151) if is_look(seen)]
-    assert looks == [*range(1, 101), 110, 120, 130, 140, 150]
+    (first, seen), expected = looks_after(0, 97), [*range(1, 101), 110, 120, 130, 140, 150]
+    looks, seen = looks_after(seen, 53)
+    assert (seen, (np.flatnonzero([*first, *looks]) + 1).tolist()) == (150, expected)
 
 
 # --- What looking again and again costs, and how soon each test finds a violation: references.
@@ -546,13 +547,16 @@ def test_witnesses_of_many_runs_are_reduced_as_those_of_one():
         loud = np.array([[1.0], [4.0 if 10 < t < 20 else 1.0]])
         readings = loud * rng.standard_normal((2, TENSORS, EACH))
         log_e = many.update(readings, 1.3)
-        sums = reducer.reduce(readings[1].ravel(), 1.3)
+        sums = {
+            name: column[0] for name, column in reducer.reduce(readings[1].ravel(), 1.3).items()
+        }
         lags += sums["lag_count"], sums["lag_squares"]
         pair += sums["pair_count"], sums["pair_squares"]
         broadcast += sums["broadcast_count"], sums["broadcast_squares"]
-        pooled.update(np.full(TENSORS, float(EACH)), sums["tensor_squares"])
-        assert log_e["noise"][1] == pytest.approx(pooled.pooled_log_e)
-        assert log_e["noise.tensor"][1] == pytest.approx(float(log_mean_exp(pooled.unit_log_e)))
+        of_pooled = pooled.update(np.full(TENSORS, float(EACH)), sums["tensor_squares"])
+        together, *each = noise_log_e(*of_pooled)[0]
+        assert log_e["noise"][1] == pytest.approx(together)
+        assert log_e["noise.tensor"][1] == pytest.approx(float(log_mean_exp(each)))
         assert log_e["reuse.lag"][1] == pytest.approx(float(log_mean_exp(noise_log_e(*lags))))
         assert log_e["reuse.pair"][1] == pytest.approx(float(noise_log_e(*pair)))
         assert log_e["reuse.broadcast"][1] == pytest.approx(float(noise_log_e(*broadcast)))

@@ -82,7 +82,7 @@ class BareSession:
     def column(self, name: str) -> np.ndarray:
         """A field of all entries so far."""
         self.session.recorder.digest()
-        return np.array([getattr(seen, name) for seen in self.kept])
+        return np.concatenate([getattr(seen, name) for seen in self.kept])
 
 
 class BareByHand:
@@ -123,4 +123,4 @@ class BareByHand:
     def column(self, name: str) -> np.ndarray:
         """A field of all entries so far."""
         self.session.recorder.digest()
-        return np.array([getattr(seen, name) for seen in self.kept])
+        return np.concatenate([getattr(seen, name) for seen in self.kept])

@@ -108,7 +108,7 @@ def simulate(
             fields["coins"] = coins
             fields["readings"] = coins * adds + now * (own * unit_k + float(spread.mean()) * term_k)
         for name, value in fields.items():
-            entries[name][t] = value
+            entries[name][t : t + 1] = value
     return made, entries
 
 

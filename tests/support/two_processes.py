@@ -132,7 +132,7 @@ class Memory:
         return len(self.rows)
 
     def append(self, seen: Any) -> None:
-        self.rows.append(seen.entry(self.header))
+        self.rows.extend(seen.entry(self.header))
 
     def flush(self) -> None:
         """Nothing waits."""

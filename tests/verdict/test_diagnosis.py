@@ -296,7 +296,7 @@ def run(
     for step in range(steps):
         coins = rng.integers(0, 2, K).astype(float)
         release = rest(coins, rng.normal(size=K))
-        use.update(step, coins, release, used(coins, release), moved)
+        use.update([step], coins[None], [(release, used(coins, release), moved)])
     return use
 
 
@@ -325,8 +325,8 @@ def test_the_bet_is_fair_at_every_step_by_enumeration():
     for coins in itertools.product([0.0, 1.0], repeat=6):
         use = UseOfRelease(SIGNIFICANCE)
         for step, row in enumerate(np.array(coins).reshape(2, 3)):
-            use._used[0].update(row, values[step])
-        wealth.append(math.exp(use._used[0].log_e))
+            use._used.update(row[None], values[step][None], values[step][None])
+        wealth.append(math.exp(use._used.log_e[0]))
     assert np.mean(wealth) == pytest.approx(1.0, abs=1e-12)
 
 
@@ -343,7 +343,8 @@ def test_weights_that_follow_the_coins_are_found_where_the_gradient_does_not():
     use = UseOfRelease(SIGNIFICANCE)
     for step in range(60):
         coins = rng.integers(0, 2, K).astype(float)
-        use.update(step, coins, rng.normal(size=K), None, coins + 0.5 * rng.normal(size=K))
+        moved = coins + 0.5 * rng.normal(size=K)
+        use.update([step], coins[None], [(rng.normal(size=K), None, moved)])
     assert use.evidence.violated
 
 
@@ -359,7 +360,7 @@ def test_a_canary_that_a_mask_hides_accuses_nobody(kept, sign):
             coins = rng.integers(0, 2, K).astype(float)
             alive = rng.random(K) < kept
             release = rng.normal(size=K) - coins * ~alive
-            use.update(step, coins, release, sign * release, sign * release)
+            use.update([step], coins[None], [(release, sign * release, sign * release)])
         assert not use.evidence.violated
 
 

@@ -601,7 +601,7 @@ def half_loud(noise: float, seed: int, steps: int = 60, loudness: float = 30.0) 
         entry["noise_multiplier"], entry["scale"] = 1.0, 64.0
         entry["readings"] = coins + loudness * rng.standard_normal(k)
         for name, value in reducer.reduce(released, 1.0).items():
-            entry[name] = value
+            entry[name] = value[0]
         monitor.update(Observation.of(entry))
     return monitor
 
