@@ -13,7 +13,7 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ _log = logging.getLogger(__name__)
 
 # --- Kernels that give the same bits each time.
 
-#: torch's warning of an operation without such a kernel.
-_UNSTEADY = re.compile(r"(\S+) does not have a deterministic implementation")
+#: torch's warnings of an operation without such a kernel.
+_UNSTEADY = re.compile(
+    r"(\S+) does not have a deterministic implementation|(.+) defaults to a non-deterministic"
+)
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG=:4096:8"
 
 
@@ -44,22 +46,35 @@ class SteadyKernels:
     def __call__(self) -> Iterator[None]:
         """Enter the context."""
         cudnn: Any = torch.backends.cudnn
+        cuda: Any = torch.backends.cuda
         mkldnn: Any = torch.backends.mkldnn
         memory: Any = torch.utils.deterministic
         strict = torch.are_deterministic_algorithms_enabled()
         lenient = torch.is_deterministic_algorithms_warn_only_enabled()
         flags = cudnn.benchmark, cudnn.deterministic, mkldnn.deterministic
         filled = memory.fill_uninitialized_memory
+        fused = [
+            n for n in ("flash", "mem_efficient", "cudnn") if hasattr(cuda, f"{n}_sdp_enabled")
+        ]
+        attention = {name: getattr(cuda, f"{name}_sdp_enabled")() for name in fused}
+
+        def choose(*, deterministic: bool, lenient: bool, attention: Mapping[str, bool]) -> None:
+            # Not `use_deterministic_algorithms`, which sets options of torch.compile, too.
+            torch._C._set_deterministic_algorithms(deterministic, warn_only=lenient)
+            for name, enabled in attention.items():
+                getattr(cuda, f"enable_{name}_sdp")(enabled)
+
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             try:
-                if not strict or lenient:  # a training that demands them keeps its errors
-                    torch.use_deterministic_algorithms(True, warn_only=True)
+                # A training that demands them keeps its errors.
+                none = dict.fromkeys(fused, False)
+                choose(deterministic=True, lenient=lenient or not strict, attention=none)
                 memory.fill_uninitialized_memory = False
                 cudnn.benchmark, cudnn.deterministic = False, True
                 yield
             finally:
-                torch.use_deterministic_algorithms(strict, warn_only=lenient)
+                choose(deterministic=strict, lenient=lenient, attention=attention)
                 memory.fill_uninitialized_memory = filled
                 cudnn.benchmark, cudnn.deterministic, mkldnn.deterministic = flags
                 self._note(seen)
@@ -68,7 +83,7 @@ class SteadyKernels:
         for each in seen:
             text, line = str(each.message), f"{Path(each.filename).name}:{each.lineno}"
             if found := _UNSTEADY.search(text):
-                lacking = f"{found[1]} at {line} has no deterministic kernel"
+                lacking = f"{found[1] or found[2]} at {line} has no deterministic kernel"
             elif "CuBLAS" in text:
                 lacking = f"matrix products need the environment variable {_CUBLAS}"
             else:
@@ -95,6 +110,11 @@ class CountedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known = known
         self.reset()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: code that torch compiles stays compiled within this context."""
+        return True
+
     def reset(self) -> None:
         """Begin to count: the generators were seeded."""
         #: A hash of the operations and of their counts, in their order.
@@ -105,13 +125,20 @@ class CountedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run an operation, and count its numbers."""
         made = func(*args, **(kwargs or {}))
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and _drops(func, args, kwargs or {}):
             own = (kwargs or {}).get("generator")
             if own is None or any(own is each for each in self._known):
                 first = made[0] if isinstance(made, tuple | list) else made
                 count = first.numel() if isinstance(first, torch.Tensor) else 1
                 self.mark = hash((self.mark, func.name(), count))
         return made
+
+
+def _drops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return False for an operation, such as attention, whose dropout is 0."""
+    given = {each.name: each.default_value for each in func._schema.arguments}
+    given |= {**dict(zip(given, args, strict=False)), **kwargs}
+    return all(given.get(name) != 0.0 for name in ("dropout_p", "dropout"))
 
 
 def is_coarse(device: torch.device) -> bool:
@@ -143,7 +170,7 @@ def in_autograds_thread() -> bool:
 
 
 def clock() -> float:
-    """Return seconds: this thread's CPU time, or the time until an accelerator is done."""
+    """Return seconds: this thread's CPU time, or the time until a CUDA device is done."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return time.thread_time()
     torch.cuda.synchronize()
@@ -154,7 +181,9 @@ def clock() -> float:
 
 
 def room(device: torch.device) -> int:
-    """Return the bytes that a replay may take: half of the free ones, or a fifth of the process's.
+    """Return the bytes that a replay may take: half of the free ones, or more if little is free.
+
+    On CUDA it may take a fifth of what the process has.
 
     Args:
         device: of the training.
@@ -175,6 +204,7 @@ def free_memory(device: torch.device) -> int:
 
 
 #: Why a question is not tested.
+_FULL = re.compile(r"t allocate memory|backend out of memory|error: out of memory|ALLOC_FAILED")
 NO_ROOM = "a replay does not fit into memory next to the training; a smaller batch would"
 
 
@@ -184,7 +214,7 @@ def no_room(error: BaseException) -> str:
     The amount is logged only: it depends on the number of the batch's records.
     """
     full = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    if not full and not (isinstance(error, RuntimeError) and "t allocate memory" in str(error)):
+    if not full and not (isinstance(error, RuntimeError) and _FULL.search(str(error))):
         return ""
     found = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", str(error))
     _log.warning("a replay needs %s more memory than is free", found[1] if found else "some")

@@ -173,7 +173,8 @@ def _clipping(asked: Asked) -> Answer:
         asked.trials,
         begin=asked.earlier_trials,
         replaced=asked.replaced,
-        most=max(map(rows, asked.whole), default=0),
+        # Rounding of a large sum in low precision is more than a record.
+        most=0 if asked.low_precision else max(map(rows, asked.whole), default=0),
     )
 
 
@@ -315,7 +316,7 @@ def _prepared(asked: Asked) -> tuple[Asked, str]:
     with contextlib.suppress(ValueError):  # a batch of unknown size, as `_unfit` says
         while not asked.replay.fits(max(map(rows, asked.batches), default=0)):
             if (fewer := _fewer(asked)) is None:
-                return asked, NO_ROOM
+                break
             asked = fewer
     while True:
         reason = _unless_full(_unfit, asked).reason
@@ -342,12 +343,16 @@ def _on_a_part(asked: Asked) -> Asked:
     small, replay = replace(asked, batches=_part(asked, _PART), whole=asked.batches), asked.replay
     one, other = (replay.usual(each.batches, asked.seed) for each in (asked, small))
     alike = (
-        not other.error
+        other.is_finite
+        and other.sure
         and len(one.releases) == len(other.releases)
         and [place for place, _ in one.marks] == [place for place, _ in other.marks]
         and (one.stated, one.noise) == (other.stated, other.noise)
     )
-    return small if alike else asked
+    if not alike:
+        return asked
+    one.after = {}  # it takes memory
+    return small
 
 
 def _fewer(asked: Asked) -> Asked | None:
@@ -674,7 +679,8 @@ def _here(order: _Order) -> Examined:
         found = replace(found, notes=(*found.notes, _MOVED), ends=True)
     for note in found.notes:
         _log.warning(note)
-    if torch.accelerator.is_available() and all(p.is_cpu for p in order.step.params):
+    beside = sys.platform == "linux" and torch.accelerator.is_available()
+    if beside and all(p.is_cpu for p in order.step.params):
         found = replace(found, notes=(*found.notes, _NO_FORK))
     return found
 
@@ -856,8 +862,11 @@ class Schedule:
             self.due = step + gap if self._left > 0 else NEVER
             self._costs = dict.fromkeys(names, seconds)
             return
+        rounds = min(self._asked.values())
         for name in names:
             self._asked[name] += name not in late
+        if rounds < _ROUNDS <= min(self._asked.values()):  # from here on another share counts
+            self._since, self._spent = now, 0.0
         counted = bool(self._open) and not self._pressing
         if not self._costs:
             self._step = seconds / max(replayed, 1)

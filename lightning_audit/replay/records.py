@@ -516,13 +516,15 @@ class _Examination:
                 self._put_in(name, longer)
 
     def ask_largest(self, batches: Sequence[Any]) -> None:
-        """Replay the step on other batches without the record of the largest gradient."""
+        """Replay the step on other batches without the record of the largest gradient, if known."""
         self._batches, self._base = list(batches), self._replay.usual(batches, self._seed)
         self._tried, self._given = False, None
         norms = torch.cat(self._base.norms or [torch.zeros(1)])
-        row = int(norms.argmax())
-        if len(norms) in (1, rows(batches[0])):
-            self._leave_out(0, row, "the largest record of the whole batch")
+        which = "largest" if len(norms) == rows(batches[0]) else "first"
+        row = int(norms.argmax()) if which == "largest" else 0
+        rounded = rounding((r.norm() for r in self._base.releases), self._replay.dtypes)
+        if not too_coarse(rounded, self._tolerated):
+            self._leave_out(0, row, f"the {which} record of the whole batch")
 
     def answer(self) -> Answer:
         """Return the result."""

@@ -141,7 +141,7 @@ def count_rows(found: Replay, grads: Sequence[torch.Tensor], norm: float, keep: 
     if keep:
         found.gradients.append(folded(grads, keep))
     # In the gradients' own precision: a copy in double precision may take longer than a step.
-    parts = [torch.linalg.vector_norm(_rows(g), dim=1).double().cpu() for g in grads]
+    parts = [torch.linalg.vector_norm(_rows(g), dim=1).cpu().double() for g in grads]
     found.norms.append(torch.stack(parts).norm(dim=0) / norm)
 
 
@@ -446,7 +446,7 @@ class StepReplay:
         self._after: dict[str, torch.Tensor] = {}
         # Batches and their replays.
         self._kept = dict[tuple[int, ...], tuple[list[Any], Replay]]()
-        # First releases and norm for each seed; releases that are other multiples of it, or none.
+        # First seed, with its releases and norm; releases that are other multiples of it, or none.
         self._lines, self._multiples, self._others = dict[int, tuple[list[Release], float]](), 0, 0
         # Whether the step formed per-sample gradients of all tensors.
         held = [getattr(p, "grad_sample", None) for p in step.params]
@@ -570,7 +570,7 @@ class StepReplay:
             self.state.shared.leave()
             self.state.put_back()
         if self._full:  # no fault of the step
-            full, self._full = self._full, ""
+            full, self._full, self._records = self._full, "", 0
             self._kept.clear()
             self._lines.clear()
             raise Stopped(full)
@@ -587,6 +587,8 @@ class StepReplay:
         sizes = [release.norm() for release in found.releases] if found.is_finite else []
         if not any(sizes):
             return
+        if self._lines and seed not in self._lines:
+            return  # one is kept, for it takes memory
         first, before = self._lines.setdefault(seed, (found.releases, math.hypot(*sizes)))
         size = math.hypot(*sizes)
         if len(found.releases) != len(first):
@@ -602,9 +604,9 @@ class StepReplay:
         try:
             yield
         except Exception as error:
-            self._full = no_room(error)
-            if not self._full:
+            if not (full := no_room(error)):
                 raise
+            self._full = full
 
     def _take_first(
         self, batches: Sequence[Any], rows: torch.Tensor | None, *, alone: bool
@@ -648,7 +650,7 @@ class StepReplay:
         return f"no {what} could be replayed" if self.has_left(2) else NONE_LEFT
 
     def fits(self, records: int) -> bool:
-        """Return whether per-sample gradients of a number of records may take as much memory."""
+        """Return whether per-sample gradients of a number of records fit into `room`."""
         params = self._step.params
         size = sum(p.numel() * p.element_size() for p in params if self._step.norms is None)
         return records * size <= room(params[0].device)
@@ -720,7 +722,7 @@ class StepReplay:
             grads: Sequence[torch.Tensor | None], unit: float, *, again: bool = False
         ) -> None:
             seen = found.later if self._later else found.releases
-            if again:
+            if again and seen:
                 seen.pop()
             seen.append(Release.of(grads, self._step.params, unit))
             places.passes("cut")

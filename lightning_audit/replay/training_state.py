@@ -187,7 +187,8 @@ def set_atoms(held: Mapping[str, Any], owner: object) -> PutBack:
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors are equal; tensors with NaN are not."""
-    return one.shape == other.shape and bool(torch.equal(one, other))
+    alike = one.shape == other.shape and one.device == other.device
+    return alike and bool(torch.equal(one, other))
 
 
 def set_grad(tensor: torch.Tensor, grad: torch.Tensor | None) -> None:

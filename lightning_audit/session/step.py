@@ -545,8 +545,11 @@ class AuditSession:
             return None
         self._plan = None
         # If not, another backward pass ran, or its gradients were dropped.
-        first = self.planner.parts_are_equal
-        return replace(plan, first=first) if self.step.put_in() else None
+        plan = replace(plan, first=self.planner.parts_are_equal)
+        try:
+            return plan if self.step.put_in() else None
+        except torch.OutOfMemoryError:
+            return self._without_room(plan)
 
     def _copied(self, claim: StepClaim) -> Plan:
         """Plan a step after its backward passes, and insert its canaries."""
@@ -580,7 +583,11 @@ class AuditSession:
         if plan is None or plan.status != INJECTED:
             self._put_in()
             return
-        if (again and self.step.put_in()) or self._is_in_sum(plan):
+        try:
+            if (again and self.step.put_in()) or self._is_in_sum(plan):
+                return
+        except torch.OutOfMemoryError:
+            self._plan = self._without_room(plan)
             return
         # The closure of manual optimization computes nothing: then there is nothing to do.
         if not self.step.holds_canaries() and self.step.batch_size() is not None:

@@ -145,6 +145,24 @@ def test_draws_are_counted_by_operation_and_number():
     assert mark(3, generator=torch.Generator()) == mark()
 
 
+def test_attention_without_dropout_draws_nothing():
+    counts = CountedDraws()
+    q = torch.zeros(1, 1, 2, 4)
+    with counts:
+        functional.scaled_dot_product_attention(q, q, q)
+    assert counts.mark == 0
+
+
+@pytest.mark.usefixtures("coarse_generator")
+def test_a_compiled_training_stays_compiled(tmp_path):
+    module = Touched()
+    compiled = torch.compile(lambda x: 2.0 * x.sin(), backend="eager", fullgraph=True)
+    module.touch = compiled
+    report = train(tmp_path, module, 4)
+    assert report.steps == 4
+    assert not [text for text in unanswered(report) if "cannot be replayed" in text]
+
+
 # --- Kernels add in any order.
 
 
