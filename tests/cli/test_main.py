@@ -291,7 +291,7 @@ STAR = ("epsilon-star", "--delta=1e-3")
 #: For each file that the command reads its arguments, and what reads it in the library.
 READERS = {
     "s.npz": (BOUND, CanaryScores.from_npz),
-    "s.csv": (BOUND, CanaryScores.from_csv),
+    "s.csv": (BOUND, CanaryScores.from_table),
     "r.json": (BOUND, CanaryScores.from_report),
     "l.npz": (STAR, None),
     "l.csv": (STAR, None),
