@@ -16,7 +16,14 @@ from lightning_audit.callbacks._namespaces import Callback, MisconfigurationExce
 from lightning_audit.callbacks.trainer import planned_steps, silent_logger
 from lightning_audit.hooks.boundary import OWN_TIME
 from lightning_audit.run.earlier_fits import fits_put_back
-from lightning_audit.run.preview import MOST_BATCHES, STEPS, Preview, preview_of, silence
+from lightning_audit.run.preview import (
+    LAST_STEP,
+    STEPS,
+    Preview,
+    StepsToPass,
+    preview_of,
+    silence,
+)
 from lightning_audit.session.step import AuditSession
 
 if TYPE_CHECKING:
@@ -30,7 +37,7 @@ class Watch(Callback):
     """Timer of a copy's steps, which also ends the copy's training."""
 
     def __init__(self, steps: int) -> None:
-        self.steps = steps
+        self.steps, self.counted = steps, StepsToPass(steps)
         self.planned: int | None = None
         #: Times of each batch: the total and the audit's own, in seconds.
         self.times: list[tuple[float, float]] = []
@@ -40,19 +47,21 @@ class Watch(Callback):
         self.warned = ""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Read the number of planned steps, and limit the training to a few."""
+        """Read the number of planned steps, and limit the training to a few more at most."""
         self.planned = planned_steps(trainer)
-        trainer.fit_loop.epoch_loop.max_steps = self.steps
+        most = max(self.steps, min(self.planned or LAST_STEP, LAST_STEP))
+        trainer.fit_loop.epoch_loop.max_steps = most
 
     def on_train_batch_start(self, *_: Any) -> None:
         """Start the time of a batch."""
         self._began = time.perf_counter(), OWN_TIME.seconds
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Record the time of a batch, and stop after enough of them."""
+        """Record the time of a batch, and stop if no more are needed, or after many."""
         began, own = self._began
         self.times.append((time.perf_counter() - began, OWN_TIME.seconds - own))
-        if len(self.times) >= MOST_BATCHES * self.steps:  # Lightning may not count its steps
+        run = self.audit._run if self.audit is not None else None
+        if self.counted.shown(run.sessions if run is not None else ()):
             trainer.should_stop = True
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
 
@@ -75,7 +84,8 @@ def preview(
         audit: the callback; a copy of it is used.
         trainer: a Trainer that has not fitted the model yet.
         model: the user's module.
-        steps: number of steps for which the copy is trained.
+        steps: number of steps for which the copy is trained at least; it goes on until they show
+            how many a PASS takes, for at most 256 or the planned ones.
         data: more arguments of ``fit``: ``train_dataloaders`` or ``datamodule``.
 
     Raises:
@@ -99,7 +109,7 @@ def preview(
         assert watch.audit is not None
         report = watch.audit.report
         stops = audit.on_violation != "warn"
-        given = (watch.sessions, watch.planned, watch.times, watch.warned)
+        given = (watch.sessions, watch.planned, watch.times, watch.warned, watch.counted)
         return preview_of(report, *given, stops=stops)
 
 
