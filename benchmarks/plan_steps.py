@@ -2,7 +2,7 @@
 
 A tabular net and five nets whose first gradients are large: pixels from 0 to 255, weights six times
 as large as usual, a class of 2 %, pixels from 0 to 16 into a conv net, and targets that clipped
-steps never reach, of which `preview` must say that it cannot tell.
+steps never reach, of which `preview` must say that it cannot estimate.
 """
 
 from __future__ import annotations

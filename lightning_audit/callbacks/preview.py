@@ -84,7 +84,7 @@ def preview(
         audit: the callback; a copy of it is used.
         trainer: a Trainer that has not fitted the model yet.
         model: the user's module.
-        steps: number of steps for which the copy is trained at least; it goes on until they show
+        steps: number of steps for which the copy is trained at least; it continues until they show
             how many a PASS takes, for at most 256 or the planned ones.
         data: more arguments of ``fit``: ``train_dataloaders`` or ``datamodule``.
 

@@ -58,7 +58,7 @@ class StepsToPass:
         #: Fewest and most steps to a PASS; None if the steps so far do not show it.
         self.needed: tuple[int, int] | None = None
         #: Where these numbers are from, or why there are none.
-        self.reason = "cannot be told without a step"
+        self.reason = "cannot be estimated without a step"
 
     def shown(self, sessions: Sequence[AuditSession], *, last: bool = False) -> bool:
         """Return whether no further step is needed; call it after each batch.
@@ -94,7 +94,7 @@ class StepsToPass:
             why = "; `lightning-audit plan` takes more of them"
             if earlier:
                 why = ", whose gradients vary far more than the noise, or less and less"
-            self.reason = f"cannot be told from {plural(steps, 'step')}{why}"
+            self.reason = f"cannot be estimated from {plural(steps, 'step')}{why}"
         return steps >= LAST_STEP or time.perf_counter() > self._until
 
 

@@ -166,7 +166,9 @@ def test_a_trial_run_prints_it(tmp_path, capsys):
     trainer_for(tmp_path, audit, fast_dev_run=True).fit(PrivateModule())
     out = capsys.readouterr().out
     assert "can be audited: DPOptimizer, 6 tensors" in out
-    assert "how many steps a PASS takes cannot be told from 1 step; `lightning-audit plan`" in out
+    assert (
+        "how many steps a PASS takes cannot be estimated from 1 step; `lightning-audit plan`" in out
+    )
 
 
 def test_an_optimizer_of_make_private_in_the_module_is_copied_with_its_accountant(tmp_path):
