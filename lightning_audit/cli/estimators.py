@@ -142,14 +142,9 @@ def add_bound_arguments(parser: argparse.ArgumentParser) -> None:
 def run_bound(options: argparse.Namespace) -> str:
     """Compute the bound."""
     try:
-        scores = CanaryScores.load(
-            options.scores,
-            options.scores_out,
-            members=options.members,
-            score_column=options.score_column,
-            member_column=options.member_column,
-            max_values=options.max_values,
-        )
+        names = "members", "score_column", "member_column", "max_values"
+        given = {name: getattr(options, name) for name in names}
+        scores = CanaryScores.load(options.scores, options.scores_out, **given)
         for side, held in (("with", scores.in_scores), ("without", scores.out_scores)):
             if not held.size:
                 raise Refused(

@@ -30,6 +30,7 @@ def plan(
     step: Callable[[Any], Any],
     *,
     steps: int = STEPS,
+    on_batch: Callable[[], None] = lambda: None,
     **arguments: Any,
 ) -> Preview:
     """Train a few steps under audit, and predict the audit of the training.
@@ -43,6 +44,7 @@ def plan(
         step: function of a batch that is one whole training step.
         steps: number of steps to take at least; more are taken until they show how many a PASS
             takes, at most 256.
+        on_batch: called after each batch.
         arguments: others of `attach`, such as ``claimed_epsilon`` and ``epochs``.
     """
     given = {**arguments, "on_inconclusive": "warn", "on_budget": "stop", "step": step}
@@ -59,6 +61,7 @@ def plan(
                 step(batch)
                 now, mine = time.perf_counter(), OWN_TIME.seconds
                 times.append((now - began, mine - own))
+                on_batch()
                 if counted.shown(audit.planned()[2]):
                     break
                 began, own = time.perf_counter(), OWN_TIME.seconds

@@ -149,8 +149,7 @@ def _npy_columns(
         table = table[:, None]
     elif columns[0].mask:
         table = table.T
-    _refuse_few(file, columns, table.shape[1])
-    used = [column.found(file, None, table.shape[1]) for column in columns]
+    used = _used(file, columns, None, table.shape[1])
     return [table[:, n].astype(np.float64) for n in used], [f"column {n}" for n in used]
 
 
@@ -160,8 +159,7 @@ def _csv_columns(
     with text_lines(file, max_values) as lines:
         first = [field.strip() for field in next(csv.reader(lines), [])]
         names = None if _are_numbers(first) else first
-        _refuse_few(file, columns, len(first))
-        used = [column.found(file, names, len(first)) for column in columns]
+        used = _used(file, columns, names, len(first))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "loadtxt: input contained no data")
             table = np.loadtxt(
@@ -178,13 +176,17 @@ def _csv_columns(
     return list(table.T), [repr(names[n]) if names else f"column {n}" for n in used]
 
 
-def _refuse_few(file: str, columns: Sequence[Column], width: int) -> None:
+def _used(
+    file: str, columns: Sequence[Column], names: Sequence[str] | None, width: int
+) -> list[int]:
+    """Return the number of each column; see `Column.found`."""
     if width < len(columns):
         raise ScoresError(
             f"{file!r} has {width} of {len(columns)} columns, the scores and who was in (1 or 0); "
             "if it holds scores alone, add --members FILE with who was in, or name two files: the "
             "scores with the canary, then those without."
         )
+    return [column.found(file, names, width) for column in columns]
 
 
 def _are_numbers(fields: Sequence[str]) -> bool:

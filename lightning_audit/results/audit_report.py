@@ -555,6 +555,24 @@ class AuditReport:
         ends = [b.epsilon_lower for b in self.bounds if b.looks == "single"]
         return max((each for each in ends if each is not None), default=None)
 
+    def _repr_html_(self) -> str:
+        """Return verdict, epsilons and findings as a table, for a notebook."""
+        from markupsafe import escape
+
+        epsilons = {
+            "claimed": self.claimed_epsilon,
+            "spent": self.epsilon_spent,
+            "proved >=": self.epsilon_lower,
+        }
+        known = [f"{name} {value:.4g}" for name, value in epsilons.items() if value is not None]
+        rows = [
+            (self.verdict.outcome, self.verdict.summary),
+            ("epsilon", f"{', '.join(known)} at delta {self.delta:g}"),
+            *((c.name, c.message) for c in self.checks if c.status == "violated"),
+        ]
+        cells = (f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
+        return f"<table>{''.join(cells)}</table>"
+
     def to_json(self) -> str:
         """The report as JSON; infinite numbers as the strings "inf" and "-inf"."""
         return report_json.write(dataclasses.asdict(self))

@@ -183,6 +183,7 @@ class Preview:
         steps_planned: steps that the Trainer plans; None if unknown.
         step_seconds: time of a step without the audit's own time; None if too few were taken.
         audit_seconds: time that the audit adds to an early step, without that of clipping canaries.
+        sample_rate: of the latest step; None if it is unknown, or differs among optimizers.
         examination_seconds: time of the first examination by replay; None if there was none.
     """
 
@@ -199,6 +200,7 @@ class Preview:
     steps_planned: int | None = None
     step_seconds: float | None = None
     audit_seconds: float | None = None
+    sample_rate: float | None = None
     examination_seconds: float | None = None
 
     @property
@@ -268,6 +270,7 @@ def preview_of(
         return Preview("no private optimizer took a step: check that make_private was called")
     inputs = any(isinstance(session.inserter, InputSample) for session in sessions)
     counted = counted or StepsToPass()
+    rates = {one.monitor.history[-1].sample_rate for one in sessions if one.monitor.steps}
     if counted.needed is None:
         counted.shown(sessions, last=True)
     timed = times[_WARM:STEPS]
@@ -295,6 +298,7 @@ def preview_of(
         steps_planned=planned,
         step_seconds=_median([whole - own for whole, own in timed]),
         audit_seconds=_median([own for _, own in timed]),
+        sample_rate=rates.pop() if len(rates) == 1 else None,
         examination_seconds=report.examination_cost.get("first"),
     )
 

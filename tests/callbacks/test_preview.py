@@ -109,6 +109,18 @@ def test_too_few_steps_are_told_as_such(tmp_path):
     assert "steps, 10 are planned: too few" in str(found)
 
 
+def test_it_takes_the_data_as_fit_takes_them(tmp_path):
+    module, audit = PrivateModule(), PrivacyAudit(seed=1)
+    loader = module.train_dataloader()
+    assert audit.preview(trainer_for(tmp_path, audit, max_epochs=3), module, loader).can_be_audited
+
+
+@pytest.mark.parametrize("name", ["epsilon", "target_epsilon"])
+def test_other_names_of_the_claim_lead_to_it(name):
+    with pytest.raises(TypeError, match=rf"^{name}= is no argument; .*claimed_epsilon="):
+        PrivacyAudit(**{name: 8.0})
+
+
 class SettlesLate(PrivateModule):
     """Large first gradients, of weights that are six times as large as usual."""
 
