@@ -305,7 +305,7 @@ def noise_for_attack(
         adjacency: See `epsilon_of_history`.
 
     Returns:
-        The noise multiplier, 0.2 % too large at most.
+        The noise multiplier, 0.2 % too large at most, and never below 0.2.
 
     Raises:
         ValueError: If an argument is outside its range, or more than 1,000 would be needed.
@@ -317,7 +317,7 @@ def noise_for_attack(
     def exceeds_it(sigma: float) -> bool:
         return attack_tpr([Phase(sigma, sample_rate, steps)], fpr, adjacency) > wanted
 
-    low, high = 0.1, 0.2
+    low = high = 0.2
     while exceeds_it(high):
         low, high = high, 2 * high
         if high > 1e3:

@@ -134,10 +134,10 @@ def read_columns(
             "and who was in (1 or True with the canary, 0 or False without)."
         ) from error
     for column, held in zip(columns, values, strict=True):
-        if is_npy or not column.wrong(held).any():
-            column.refuse(held, repr(file))
-            continue
-        column.refuse(held, f"line {_line_of(file, max_values, column)} of {file!r}")
+        where = repr(file)
+        if not is_npy and column.wrong(held).any():
+            where = f"line {_line_of(file, max_values, column)} of {where}"
+        column.refuse(held, where)
     return values, names
 
 
@@ -428,36 +428,30 @@ class CanaryScores:
             ScoresError: A file is absent, lacks a column, or contains a value that is not a
                 number; or both ``out`` and memberships are given.
         """
-        scores = Column("score", score_column)
+        scores, file = Column("score", score_column), os.fspath(path)
         if out is not None:
             if members is not None or member_column is not None:
                 raise ScoresError(
                     f"out={os.fspath(out)!r} has the scores without the canary, which leaves no "
                     "memberships to read; leave out members and member_column."
                 )
-            groups = [read_columns(file, max_values, scores) for file in (path, out)]
-            (inside,), (outside,) = (values for values, _ in groups)
-            (in_name,), (out_name,) = (names for _, names in groups)
-            source = (
-                f"read {os.fspath(path)!r}: {in_name} with the canary; {os.fspath(out)!r}: "
-                f"{out_name} without"
-            )
+            (inside,), (name,) = read_columns(path, max_values, scores)
+            (outside,), (row,) = read_columns(out, max_values, scores)
+            source = f"read {file!r}: {name} with the canary; {os.fspath(out)!r}: {row} without"
             return cls(inside, outside, source=source)
         if members is None:
             held = Column("member", member_column)
             (values, was_in), names = read_columns(path, max_values, scores, held)
-            source = f"read {os.fspath(path)!r}: {names[0]} as scores, {names[1]} as who was in"
+            source = f"{names[0]} as scores, {names[1]}"
         else:
             (values,), (name,) = read_columns(path, max_values, scores)
             if member_column is None and Path(members).suffix.lower() == ".npy":
                 member_column = score_column
             held = Column("member", member_column, mask=True)
             (was_in,), (row,) = read_columns(members, max_values, held)
-            source = (
-                f"read {os.fspath(path)!r}: {name} as scores; {os.fspath(members)!r}: {row} as who "
-                "was in"
-            )
-        return cls(**_by_member(values, was_in, f"{source} (1: in)")._asdict())
+            source = f"{name} as scores; {os.fspath(members)!r}: {row}"
+        told = f"read {file!r}: {source} as who was in (1: in)"
+        return cls(**_by_member(values, was_in, told)._asdict())
 
     @classmethod
     def from_report(

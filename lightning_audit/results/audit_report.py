@@ -559,17 +559,10 @@ class AuditReport:
         """Return verdict, epsilons and findings as a table, for a notebook."""
         from markupsafe import escape
 
-        epsilons = {
-            "claimed": self.claimed_epsilon,
-            "spent": self.epsilon_spent,
-            "proved >=": self.epsilon_lower,
-        }
-        known = [f"{name} {value:.4g}" for name, value in epsilons.items() if value is not None]
-        rows = [
-            (self.verdict.outcome, self.verdict.summary),
-            ("epsilon", f"{', '.join(known)} at delta {self.delta:g}"),
-            *((c.name, c.message) for c in self.checks if c.status == "violated"),
-        ]
+        names = ("claimed_epsilon", "epsilon_spent", "epsilon_lower", "delta")
+        rows: list[tuple[str, str]] = [(self.verdict.outcome, self.verdict.summary)]
+        rows += [(name, f"{getattr(self, name) or 0.0:.4g}") for name in names]
+        rows += [(c.name, c.message) for c in self.checks if c.status == "violated"]
         cells = (f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
         return f"<table>{''.join(cells)}</table>"
 

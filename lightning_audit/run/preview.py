@@ -73,7 +73,7 @@ class StepsToPass:
             return self._batches >= MOST_BATCHES * max(steps, self._least)
         self._next = steps + max(steps // 8, 1)
         now = [_Readings.of(session) for session in sessions]
-        earlier = [seen for seen in self._seen if 2 * seen[0].steps <= steps]
+        earlier = [seen for seen in self._seen if 2 * seen[0].sums["steps"] <= steps]
         self._seen.append(now)
         if steps < self._least and not last:
             return False
@@ -129,10 +129,6 @@ class _Readings:
         """Return the sums over the steps after those of ``earlier``."""
         later = {name: value - earlier.sums[name] for name, value in self.sums.items()}
         return _Readings(self.session, later)
-
-    @property
-    def steps(self) -> int:
-        return int(self.sums["steps"])
 
     @property
     def needed(self) -> int:
@@ -237,12 +233,11 @@ class Preview:
             return f"how many steps a PASS takes {self.steps_reason}"
         fewest, most = self.steps_needed
         count = f"{fewest:,} to {most:,}" if _differ(fewest, most) else f"about {most:,}"
-        planned = ""
-        if self.steps_planned:
-            few = ": too few" if self.steps_planned < fewest else ": perhaps too few"
-            enough = self.steps_planned >= most
-            planned = f", {self.steps_planned:,} are planned{'' if enough else few}"
-        return f"a PASS takes {count} steps{planned} ({self.steps_reason})"
+        planned, few = self.steps_planned, ""
+        if planned and planned < most:
+            few = ": too few" if planned < fewest else ": perhaps too few"
+        of = f", {planned:,} are planned{few}" if planned else ""
+        return f"a PASS takes {count} steps{of} ({self.steps_reason})"
 
 
 def preview_of(

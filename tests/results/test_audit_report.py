@@ -116,7 +116,7 @@ def test_a_notebook_shows_verdict_epsilons_and_findings_and_runs_nothing():
     verdict = dataclasses.replace(made_report("VIOLATION").verdict, summary="<script>")
     shown = dataclasses.replace(made_report("VIOLATION"), verdict=verdict)._repr_html_()
     assert "<th>VIOLATION</th><td>&lt;script&gt;</td>" in shown
-    assert "<th>epsilon</th><td>claimed " in shown
+    assert f"<th>claimed_epsilon</th><td>{made_report().claimed_epsilon:g}</td>" in shown
     assert "<th>noise</th>" in shown
 
 
