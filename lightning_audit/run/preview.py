@@ -265,9 +265,11 @@ def preview_of(
         return Preview("no private optimizer took a step: check that make_private was called")
     inputs = any(isinstance(session.inserter, InputSample) for session in sessions)
     counted = counted or StepsToPass()
-    rates = {one.monitor.history[-1].sample_rate for one in sessions if one.monitor.steps}
-    if counted.needed is None:
+    if all(one.monitor.noiseless_steps == one.monitor.steps > 0 for one in sessions):
+        counted.needed, counted.reason = None, "is no question: noise_multiplier 0 is no noise"
+    elif counted.needed is None:
         counted.shown(sessions, last=True)
+    rates = {one.monitor.history[-1].sample_rate for one in sessions if one.monitor.steps}
     timed = times[_WARM:STEPS]
     found, root = _found(report), report.verdict.root
     if warned:  # a copy does not stop at the claim, as the training would

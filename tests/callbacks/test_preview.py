@@ -109,6 +109,11 @@ def test_too_few_steps_are_told_as_such(tmp_path):
     assert "steps, 10 are planned: too few" in str(found)
 
 
+def test_steps_without_noise_are_told_as_such(tmp_path):
+    module = PrivateModule(noise_multiplier=0.0)
+    assert "noise_multiplier 0 is no noise" in previewed(tmp_path, module).steps_reason
+
+
 def test_it_takes_the_data_as_fit_takes_them(tmp_path):
     module, audit = PrivateModule(), PrivacyAudit(seed=1)
     loader = module.train_dataloader()
