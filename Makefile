@@ -2,17 +2,21 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := python -m pip install --quiet --disable-pip-version-check
-INSTALL := $(BIN)/$(PIP) --constraint constraints.txt
+# Pinned versions, of Python 3.11; empty for others.
+CONSTRAINTS := --constraint constraints.txt
+INSTALL := $(BIN)/$(PIP) $(CONSTRAINTS)
 LOWEST := benchmarks/.environments/lowest
 TRACKERS := benchmarks/.environments/trackers
 CLUSTERS := benchmarks/.environments/clusters
 FLOWER := benchmarks/.environments/flower
+BUILD := benchmarks/.environments/build
+FRESH := benchmarks/.environments/fresh
 # Tests of `make lowest` and `make costs`, such as SELECT="tests/stats".
 SELECT := tests
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=worksteal
 MEASURED := tests/.costs.jsonl
 
-.PHONY: demo test lint fast heavy costs browser lowest nightly bench bench-peers gpu clean
+.PHONY: demo test lint fast heavy costs browser lowest nightly bench bench-peers gpu dist clean
 
 # The main job on real data: four trainings, three of them faulty. Ends with a table of reports.
 demo: $(VENV)/.examples
@@ -69,8 +73,18 @@ gpu: $(VENV)/.dev
 bench-peers: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py peers
 
+# The source archive and the wheel, and two audited epochs with the wheel in a fresh environment.
+dist: $(BUILD)/.tools
+	rm -rf dist
+	$(BUILD)/bin/python -m build --outdir dist .
+	$(BUILD)/bin/python -m twine check --strict dist/*
+	$(PYTHON) -m venv --clear $(FRESH)
+	$(FRESH)/bin/$(PIP) $(CONSTRAINTS) "$$(ls $(CURDIR)/dist/*.whl)[all]"
+	cd $(FRESH) && bin/lightning-audit --help > help.txt && bin/python $(CURDIR)/tests/support/installed.py
+	cd $(FRESH) && bin/lightning-audit check audit
+
 clean:
-	rm -rf $(VENV) demo benchmarks/results benchmarks/.environments
+	rm -rf $(VENV) demo dist benchmarks/results benchmarks/.environments
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -90,6 +104,11 @@ $(VENV)/.browser: $(VENV)/.dev
 $(LOWEST)/.dev: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/$(PIP) --constraint constraints-lowest.txt --editable ".[test]"
+	touch $@
+
+$(BUILD)/.tools:
+	$(PYTHON) -m venv --clear $(BUILD)
+	$(BUILD)/bin/$(PIP) build twine
 	touch $@
 
 # MLflow and Weights & Biases, on top of the packages of the environment that PYTHON is of.

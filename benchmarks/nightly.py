@@ -40,6 +40,7 @@ BENCHMARKS = (
     "transformer",
     "black_box",
     "late_faults",
+    "plan_steps",
 )
 PARTS = ("tests", "lowest", "selftest", "failures", "mutants", *BENCHMARKS)
 #: Benchmarks of correct trainings.

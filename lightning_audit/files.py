@@ -379,6 +379,20 @@ class _Header:
         kind = "a structure" if self.dtype.fields else str(self.dtype)
         return f"dtype {kind} and shape {shown(self.shape)}"
 
+    def count(self, name: str, kinds: str, ndims: tuple[int, ...], left: int, most: int) -> int:
+        """Return the number of values, if they are numbers of these kinds and at most ``left``."""
+        if self.dtype.kind not in kinds or self.dtype.fields or len(self.shape) not in ndims:
+            what = " or a ".join(("vector", "table")[ndim - 1] for ndim in ndims)
+            raise ValueError(f"{name} has {self}; it must be a {what} of numbers")
+        count = math.prod(self.shape)
+        if count > left:
+            raise ValueError(
+                f"{name} has shape {shown(self.shape)}, and all arrays that are read may have "
+                f"max_values={most} numbers; raise max_values (--max-values) if you trust the "
+                "file and have the memory"
+            )
+        return count
+
 
 class Archive:
     """An open .npz; see `open_npz`."""
@@ -409,29 +423,11 @@ class Archive:
         Raises:
             ValueError: it is of another kind or shape, too large, cut short or garbled.
         """
-        import numpy as np
-
         with self._opened(name) as (member, header, length):
-            dtype, shape = header.dtype, header.shape
-            if dtype.kind not in kinds or dtype.fields or len(shape) != ndim:
-                raise ValueError(
-                    f"{name} has {header}; it must be a {'table' if ndim > 1 else 'vector'} of "
-                    "numbers"
-                )
-            count = math.prod(shape)
-            if count > self._left:
-                raise ValueError(
-                    f"{name} has shape {shown(shape)}, and all arrays that are read may have "
-                    f"max_values={self._max_values} numbers; raise max_values (--max-values) if "
-                    "you trust the file and have the memory"
-                )
+            count = header.count(name, kinds, (ndim,), self._left, self._max_values)
             self._left -= count
-            self._refuse_a_lie(name, length + count * dtype.itemsize)
-            flat = np.empty(count, dtype)
-            _fill(name, flat.view(np.uint8), member)
-        if dtype.kind == "b":  # a byte that is neither 0 nor 1 would count as it likes
-            flat = flat.view(np.uint8) != 0
-        return flat.reshape(shape, order="F" if header.fortran_order else "C")
+            self._refuse_a_lie(name, length + count * header.dtype.itemsize)
+            return _filled(name, header, count, member)
 
     def text(self, name: str) -> str:
         """Read an array that is one string.
@@ -522,6 +518,42 @@ def _header_of(name: str, member: IO[bytes]) -> _Header:
     if any(size < 0 for size in header.shape) or not header.dtype.itemsize:
         raise ValueError(f"{name} has {header}, which no array has")
     return header
+
+
+def read_npy(
+    path: str | os.PathLike[str], kinds: str, max_values: int = MAX_VALUES
+) -> NDArray[Any]:
+    """Read the vector or table of numbers of an .npy file.
+
+    Args:
+        path: the file.
+        kinds: the kinds of numbers that are allowed, as ``dtype.kind`` names them.
+        max_values: numbers that it may have.
+
+    Raises:
+        OSError: as `open_regular`.
+        ValueError: as `open_regular`; or it is of another kind or shape, too large, cut short or
+            garbled.
+    """
+    most = positive_int("max_values", max_values, f"the default is {MAX_VALUES}")
+    with open_regular(path) as file:
+        header = _header_of("it", file)
+        count = header.count("it", kinds, (1, 2), most, most)
+        size = os.fstat(file.fileno()).st_size - file.tell()
+        if size != count * header.dtype.itemsize:
+            raise ValueError(f"it has {header}, but {size} bytes of values: it is cut short")
+        return _filled("it", header, count, file)
+
+
+def _filled(name: str, header: _Header, count: int, member: IO[bytes]) -> NDArray[Any]:
+    """Read as many values as the header declares, in its shape."""
+    import numpy as np
+
+    flat = np.empty(count, header.dtype)
+    _fill(name, flat.view(np.uint8), member)
+    if header.dtype.kind == "b":  # a byte that is neither 0 nor 1 would count as it likes
+        flat = flat.view(np.uint8) != 0
+    return flat.reshape(header.shape, order="F" if header.fortran_order else "C")
 
 
 def _fill(name: str, data: NDArray[np.uint8], member: IO[bytes]) -> None:

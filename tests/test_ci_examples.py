@@ -11,12 +11,13 @@ import pytest
 import yaml
 from junitparser import JUnitXml
 from made_report import made_report
-from places import EXAMPLES
+from places import EXAMPLES, REPOSITORY
 
 from lightning_audit.results.audit_report import EXIT_CODES, Outcome
 
 ACTION = EXAMPLES / "ci" / "github-action" / "action.yml"
 JOB = EXAMPLES / "ci" / "gitlab-ci.yml"
+WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 OUTCOMES: tuple[Outcome, ...] = ("PASS", "VIOLATION", "INCONCLUSIVE")
 
 
@@ -55,8 +56,9 @@ def run_action(directory: Path, **inputs: str) -> subprocess.CompletedProcess[st
     [
         (ACTION, ["--builtin-schema", "vendor.github-actions"]),
         (JOB, ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"]),
+        *((path, ["--builtin-schema", "vendor.github-workflows"]) for path in WORKFLOWS),
     ],
-    ids=["GitHub", "GitLab"],
+    ids=["GitHub", "GitLab", *(path.stem for path in WORKFLOWS)],
 )
 def test_a_file_fits_the_schema_of_its_service(path, options, tmp_path):
     command = [sys.executable, "-m", "check_jsonschema", *options]
@@ -97,7 +99,8 @@ def test_the_job_ends_with_the_verdict_and_keeps_its_artifacts(tmp_path, outcome
     made_report(outcome).save(tmp_path / "audit" / "report.json")
     job = yaml_of(JOB)["privacy-audit"]
     install, *commands = job["script"]
-    assert install == "pip install lightning-audit"
+    assert install == 'pip install "$LIGHTNING_AUDIT"'
+    assert job["image"] == "python:3.11-slim"
     done = run("\n".join(commands), tmp_path, **job["variables"])
     assert done.returncode == EXIT_CODES[outcome], done.stderr
     kept = {*job["artifacts"]["paths"], job["artifacts"]["reports"]["junit"]}

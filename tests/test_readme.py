@@ -14,6 +14,7 @@ from english import PLACES
 from places import DOCS, REPOSITORY
 from shown_code import README, blocks, example, formed, run, text_of
 
+import lightning_audit
 from lightning_audit import AuditReport, PrivacyViolation
 
 # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
@@ -116,12 +117,25 @@ def test_the_example_of_a_plain_loop_ends_as_it_says(plain_loop, tmp_path, capsy
 
 
 def test_what_is_installed_is_there():
-    install, *_ = blocks(README, "console")
-    assert install == 'pip install -c constraints.txt ".[all]"\n'
+    clone, install = blocks(README, "console")[0].splitlines()
+    assert install == 'pip install -c constraints.txt ".[all]"'
     assert (REPOSITORY / "constraints.txt").is_file()
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert "all" in project["optional-dependencies"]
     assert f"Python {project['requires-python'].removeprefix('>=')} or newer" in TEXT
+    assert clone == f"git clone {project['urls']['Repository']} && cd lightning-audit"
+    version = lightning_audit.__version__
+    assert f"version: {version}\n" in (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\n## {version} (" in (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_nothing_is_installed_by_a_name_that_is_not_ours():
+    """Who takes the name at a registry would run code at the reader's."""
+    pages = (p for p in REPOSITORY.rglob("*") if p.suffix in {".md", ".yml", ".yaml", ".py"})
+    by_name = re.compile(r"pip install\s+[\"']?lightning.audit")
+    named = [p for p in pages if ".environments" not in p.parts and ".venv" not in p.parts]
+    named.remove(Path(__file__))
+    assert not [p for p in named if by_name.search(p.read_text(encoding="utf-8"))]
 
 
 def test_the_two_commands_are_targets_of_the_makefile():

@@ -30,7 +30,7 @@ def test_each_tracker_has_the_metrics_the_figure_and_the_report_once(case):
     mlflow, wandb, board = found["mlflow"], found["wandb"], found["board"]
     assert mlflow["artifacts"] == ["audit/report/report.json", "audit/report/report.png"]
     assert mlflow["outcomes"] == ["PASS"]
-    files = ["report.json", "report.png"]
+    files = ["report.html", "report.json", "report.png"]
     assert wandb["artifacts"] == [[f"audit-report-{wandb['id']}", "privacy-audit", files]]
     assert len(wandb["images"]) == 1
     assert board["images"] == {"audit/report": [32]}

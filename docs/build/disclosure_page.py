@@ -102,6 +102,13 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
         "failures of a replay",
         "verdict: the type of an exception; its text and traceback at the level `DEBUG` alone",
     ),
+    (
+        "`preview`, `lightning-audit plan`",
+        "findings, steps to a PASS, attack",
+        "as `report.json`, of up to 256 steps of a copy: a function of its noisy gradients, which "
+        "no accountant counts; public (settings)",
+    ),
+    ("`preview`, `lightning-audit plan`", "seconds", "public (the clock)"),
     ("`PrivacyViolation`, `InconclusiveAudit`", "message and `report`", "as `report.json`"),
     ("checkpoint", "generator of the coins, seed", "public; it determines the future coins"),
     ("checkpoint", "sums and e-values of releases, first releases, counts of steps", "public"),

@@ -255,6 +255,83 @@ def composed_loss(
     )
 
 
+#: Relative error of a true positive rate at which the grid is no longer halved.
+_TPR_ERROR = 0.002
+
+
+def attack_tpr(history: Sequence[Phase], fpr: float, adjacency: Adjacency = "add_remove") -> float:
+    r"""Return the largest true positive rate of any attack at a false positive rate.
+
+    By the dual of the privacy profile, :math:`\min_\epsilon e^\epsilon fpr + \delta(\epsilon)`, of
+    losses that are rounded up.
+
+    Args:
+        history: Phases with noise and known sample rates; at least one.
+        fpr: False positive rate, in (0, 1).
+        adjacency: See `epsilon_of_history`.
+
+    Raises:
+        ValueError: If ``fpr`` is not in (0, 1).
+
+    Example:
+        >>> round(attack_tpr([Phase(1.0, 1.0, 1)], 0.01), 3)  # the normal's: Phi(1 - 2.326)
+        0.092
+
+    References:
+        Dong, Roth and Su, JRSS B 84, 2022, proposition 2.13; Kulynych et al. 2024 (riskcal).
+    """
+    rate = _validate.open_unit("fpr", fpr)
+    grid = min(max(_unsampled_epsilon(history, 1e-5, adjacency) / 20_000, 1e-4), 0.01)
+    epsilons = np.linspace(-10.0, -math.log(rate), 4001)
+    coarse, fine = math.inf, 2.0
+    while coarse - fine > _TPR_ERROR * fine:
+        composed = composed_loss(history, grid, adjacency, _TAIL_MASS)
+        deltas = np.asarray(composed.get_delta_for_epsilon(epsilons))
+        coarse, fine = fine, float(min(1.0, np.min(np.exp(epsilons) * rate + deltas)))
+        grid /= 2
+    return fine
+
+
+def noise_for_attack(
+    tpr: float,
+    fpr: float,
+    sample_rate: float,
+    steps: int,
+    adjacency: Adjacency = "add_remove",
+) -> float:
+    """Return the least noise multiplier at which no attack exceeds a true positive rate.
+
+    Args:
+        tpr: The largest true positive rate, in (0, 1).
+        fpr: The false positive rate at which it is wanted, in (0, 1), below ``tpr``.
+        sample_rate: Of each step, in (0, 1].
+        steps: Number of steps.
+        adjacency: See `epsilon_of_history`.
+
+    Returns:
+        The noise multiplier, 0.2 % too large at most, and never below 0.2.
+
+    Raises:
+        ValueError: If an argument is outside its range, or more than 1,000 would be needed.
+    """
+    wanted = _validate.open_unit("tpr", tpr)
+    if wanted <= fpr:
+        raise ValueError(f"tpr={tpr!r} must exceed fpr={fpr!r}, the rate of an attack by chance.")
+
+    def exceeds_it(sigma: float) -> bool:
+        return attack_tpr([Phase(sigma, sample_rate, steps)], fpr, adjacency) > wanted
+
+    low = high = 0.2
+    while exceeds_it(high):
+        low, high = high, 2 * high
+        if high > 1e3:
+            raise ValueError(f"tpr={tpr!r} is so close to fpr={fpr!r} that no noise gives it.")
+    while high > 1.002 * low:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if exceeds_it(middle) else (low, middle)
+    return high
+
+
 @lru_cache(maxsize=64)
 def _single_step(
     sigma: float, sample_rate: float, grid: float, adjacency: Adjacency

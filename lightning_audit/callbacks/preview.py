@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import CellType, FunctionType
@@ -16,7 +17,14 @@ from lightning_audit.callbacks._namespaces import Callback, MisconfigurationExce
 from lightning_audit.callbacks.trainer import planned_steps, silent_logger
 from lightning_audit.hooks.boundary import OWN_TIME
 from lightning_audit.run.earlier_fits import fits_put_back
-from lightning_audit.run.preview import MOST_BATCHES, STEPS, Preview, preview_of, silence
+from lightning_audit.run.preview import (
+    LAST_STEP,
+    STEPS,
+    Preview,
+    StepsToPass,
+    preview_of,
+    silence,
+)
 from lightning_audit.session.step import AuditSession
 
 if TYPE_CHECKING:
@@ -29,8 +37,8 @@ _LEFT_OUT = {"Checkpoint", "ProgressBar", "ModelSummary", "Timer", "EarlyStoppin
 class Watch(Callback):
     """Timer of a copy's steps, which also ends the copy's training."""
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
+    def __init__(self, steps: int, on_batch: Callable[[], None]) -> None:
+        self.steps, self.counted, self.on_batch = steps, StepsToPass(steps), on_batch
         self.planned: int | None = None
         #: Times of each batch: the total and the audit's own, in seconds.
         self.times: list[tuple[float, float]] = []
@@ -40,19 +48,22 @@ class Watch(Callback):
         self.warned = ""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Read the number of planned steps, and limit the training to a few."""
+        """Read the number of planned steps, and limit the training to a few more at most."""
         self.planned = planned_steps(trainer)
-        trainer.fit_loop.epoch_loop.max_steps = self.steps
+        most = max(self.steps, min(self.planned or LAST_STEP, LAST_STEP))
+        trainer.fit_loop.epoch_loop.max_steps = most
 
     def on_train_batch_start(self, *_: Any) -> None:
         """Start the time of a batch."""
         self._began = time.perf_counter(), OWN_TIME.seconds
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Record the time of a batch, and stop after enough of them."""
+        """Record the time of a batch, and stop if no more are needed, or after many."""
         began, own = self._began
         self.times.append((time.perf_counter() - began, OWN_TIME.seconds - own))
-        if len(self.times) >= MOST_BATCHES * self.steps:  # Lightning may not count its steps
+        self.on_batch()
+        run = self.audit._run if self.audit is not None else None
+        if self.counted.shown(run.sessions if run is not None else ()):
             trainer.should_stop = True
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
 
@@ -64,7 +75,13 @@ class Watch(Callback):
 
 
 def preview(
-    audit: PrivacyAudit, trainer: Any, model: Any, *, steps: int = STEPS, **data: Any
+    audit: PrivacyAudit,
+    trainer: Any,
+    model: Any,
+    *data: Any,
+    steps: int = STEPS,
+    on_batch: Callable[[], None] = lambda: None,
+    **named: Any,
 ) -> Preview:
     """Train a copy for a few steps, and predict the audit of the training.
 
@@ -75,16 +92,19 @@ def preview(
         audit: the callback; a copy of it is used.
         trainer: a Trainer that has not fitted the model yet.
         model: the user's module.
-        steps: number of steps for which the copy is trained.
-        data: more arguments of ``fit``: ``train_dataloaders`` or ``datamodule``.
+        steps: number of steps for which the copy is trained at least; it continues until they show
+            how many a PASS takes, for at most 256 or the planned ones.
+        data: more arguments of ``fit``, as it takes them: a loader or a data module.
+        on_batch: called after each batch.
+        named: the same by name: ``train_dataloaders`` or ``datamodule``.
 
     Raises:
         ValueError: trainer or model cannot be copied.
     """
-    watch = Watch(steps)
+    watch = Watch(steps, on_batch)
     with isolate_rng(), tempfile.TemporaryDirectory() as folder, silence():
         try:
-            trial, model, data = _copied(trainer, model, data)
+            trial, model, (data, named) = _copied(trainer, model, (data, named))
             _prepare(trial, audit, watch, folder)
         except Exception as error:  # a generator, a lock, an open file
             raise ValueError(
@@ -93,17 +113,17 @@ def preview(
             ) from error
         try:
             with fits_put_back():
-                trial.fit(model, **data)
+                trial.fit(model, *data, **named)
         except MisconfigurationException as error:
             return Preview(str(error))
         assert watch.audit is not None
         report = watch.audit.report
         stops = audit.on_violation != "warn"
-        given = (watch.sessions, watch.planned, watch.times, watch.warned)
+        given = (watch.sessions, watch.planned, watch.times, watch.warned, watch.counted)
         return preview_of(report, *given, stops=stops)
 
 
-def _copied(trainer: Any, model: Any, data: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+def _copied(trainer: Any, model: Any, data: Any) -> tuple[Any, Any, Any]:
     """Return connected copies, without callbacks that display or save and without loggers."""
     if trainer.optimizers:
         raise ValueError("it has fitted a model; take a new one")
@@ -114,7 +134,7 @@ def _copied(trainer: Any, model: Any, data: dict[str, Any]) -> tuple[Any, Any, d
     trainer.loggers = []
     torch.optim.Optimizer.__deepcopy__ = _copy_optimizer  # type: ignore[attr-defined]
     try:
-        copies: tuple[Any, Any, dict[str, Any]] = copy.deepcopy((trainer, model, data))
+        copies: tuple[Any, Any, Any] = copy.deepcopy((trainer, model, data))
     finally:
         del torch.optim.Optimizer.__deepcopy__  # type: ignore[attr-defined]
         trainer.callbacks, trainer.loggers = callbacks, loggers

@@ -172,6 +172,14 @@ class PrivacyAudit(AuditArguments, OneFit):
         ClaimUsedUp: in the same way, if the claim ended the training before its planned end.
     """
 
+    def __new__(cls, *_: Any, **given: Any) -> PrivacyAudit:
+        """Name the right argument for one that other libraries have."""
+        if wrong := sorted({"epsilon", "target_epsilon", "max_epsilon"} & set(given)):
+            raise TypeError(
+                f"{wrong[0]}= is no argument; the claim is PrivacyAudit(claimed_epsilon=)"
+            )
+        return super().__new__(cls)
+
     def __init__(
         self,
         claimed_epsilon: float | None = None,
@@ -215,9 +223,11 @@ class PrivacyAudit(AuditArguments, OneFit):
         }
         return super().__getstate__() | kept
 
-    def preview(self, trainer: Trainer, model: LightningModule, **data: Any) -> Preview:
+    def preview(
+        self, trainer: Trainer, model: LightningModule, *data: Any, **named: Any
+    ) -> Preview:
         """Predict this audit of a training from a few steps of a copy; see `callbacks.preview`."""
-        return preview(self, trainer, model, **data)
+        return preview(self, trainer, model, *data, **named)
 
     @property
     def report(self) -> AuditReport | None:

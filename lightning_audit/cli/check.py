@@ -256,16 +256,18 @@ def _compared(
 
 
 def _print_one(one: Checked, report: AuditReport, options: argparse.Namespace) -> None:
-    """Print a report after the reasons of the gate, or before what the gate compared."""
+    """Print what the gate compared and found, and then the report."""
     for remark in one.remarks:
         print(visible(remark.text))
-    print_summary(report, one.path)
     rules = {remark.rule for remark in one.remarks}
     if options.max_epsilon is not None and "max-epsilon" not in rules:
         limit = options.max_epsilon
         print(f"the epsilons proved and spent are within --max-epsilon {limit:g}")
     if options.baseline is not None and "baseline" not in rules:
         print(f"nothing became worse since --baseline {visible(options.baseline)}")
+    if one.outcome != report.verdict.outcome:
+        print(f"{one.outcome} is the gate's verdict; that of the audit alone:")
+    print_summary(report, one.path)
 
 
 def _refusal(report: AuditReport, found: list[str]) -> str:
@@ -305,6 +307,11 @@ def _reports_in(name: str) -> list[str]:
     Raises:
         ReportError: the folder has none, or cannot be read.
     """
+    if name.endswith((".npz", ".bin")):
+        raise ReportError(
+            f"{name!r} is no report; name the {REPORT_NAME} next to it. `lightning-audit bound` "
+            "reads the readings of an observations.npz"
+        )
     if not os.path.isdir(name):
         return [name]
     try:

@@ -75,9 +75,25 @@ def add_bound_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "scores",
-        help="an .npz with scores_in and scores_out, a .csv with the columns score and in, an "
-        "audit's observations.npz or its report.json",
+        help="an .npz with scores_in and scores_out, or scores and memberships; a .csv or .npy "
+        "with the scores and who was in; LeakPro's .json; an audit's observations.npz or its "
+        "report.json",
     )
+    parser.add_argument(
+        "scores_out",
+        nargs="?",
+        metavar="out",
+        help="a .csv or .npy with the scores without the canary; the first file has those with it",
+    )
+    parser.add_argument(
+        "--members", metavar="FILE", help="a .csv or .npy that says who was in (1 or 0)"
+    )
+    for of in ("score", "member"):
+        parser.add_argument(
+            f"--{of}-column",
+            metavar="NAME",
+            help=f"column of the {of}s, by its name, or from 0 in a table without names",
+        )
     parser.add_argument(
         "--method",
         required=True,
@@ -126,7 +142,9 @@ def add_bound_arguments(parser: argparse.ArgumentParser) -> None:
 def run_bound(options: argparse.Namespace) -> str:
     """Compute the bound."""
     try:
-        scores = CanaryScores.load(options.scores, max_values=options.max_values)
+        names = "members", "score_column", "member_column", "max_values"
+        given = {name: getattr(options, name) for name in names}
+        scores = CanaryScores.load(options.scores, options.scores_out, **given)
         for side, held in (("with", scores.in_scores), ("without", scores.out_scores)):
             if not held.size:
                 raise Refused(
@@ -210,7 +228,8 @@ def _bound_as_json(bound: NamedBound, scores: CanaryScores, rates: dict[str, flo
 def _numbers_of(scores: CanaryScores) -> dict[str, Any]:
     n_in, n_out = len(scores.in_scores), len(scores.out_scores)
     of = {"of": "attack"} if scores.steps is None else {"of": "one step", "steps": scores.steps}
-    return {**of, "n_in": n_in, "n_out": n_out, "dropped": scores.dropped}
+    numbers = {"n_in": n_in, "n_out": n_out, "dropped": scores.dropped}
+    return {**of, **numbers, "source": scores.source}
 
 
 def _bound_as_text(bound: NamedBound, scores: CanaryScores, rates: dict[str, float]) -> str:
@@ -228,6 +247,7 @@ def _bound_as_text(bound: NamedBound, scores: CanaryScores, rates: dict[str, flo
         first,
         f"{bound.method}: {level} {bound.interpretation}, {numbers['n_in']} scores in, "
         f"{numbers['n_out']} out",
+        scores.source,
     ]
     if numbers["dropped"]:
         lines.append(f"{numbers['dropped']} readings were not finite and were left out")

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from lightning_audit import __version__
 from lightning_audit._validate import shown
-from lightning_audit.files import visible
+from lightning_audit.files import visible, with_extra
 from lightning_audit.results.audit_report import EXIT_CODES
 from lightning_audit.results.report_json import plain
 
@@ -163,6 +163,7 @@ _MODULES: Mapping[str, str] = {
 #: What each command does. The module of its name has `add_arguments` and `run`. `run` returns the
 #: text to print, or an exit code, and raises `Refused` if a file or an argument is wrong.
 _COMMANDS: Mapping[str, str] = {
+    "plan": "whether a training can be audited, and what that takes, without training",
     "check": "show reports; exit code 0 for PASS, 1 for VIOLATION, 2 for INCONCLUSIVE",
     "report": "write reports as HTML pages, with an index for a folder",
     "card": "the privacy card of a training: what standards ask, from its report and its owner",
@@ -172,7 +173,6 @@ _COMMANDS: Mapping[str, str] = {
     "epsilon-star": "Epsilon* of one model from its losses (not a bound)",
     "mcmc": "posterior of epsilon and attack strength from the counts of several attacks",
     "power": "steps and canary readings needed to refute a false claim",
-    "plan": "whether a training can be audited, and what that takes, without training",
     "audit-training": "audit a training function by many trainings, as a YAML file says",
     "status": "what an audit over many trainings has done so far, and how long it still takes",
     "selftest": "train every known fault of DP-SGD, and check that the audit names it",
@@ -279,19 +279,49 @@ class _Command(argparse.ArgumentParser):
 
     command = ""
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Declare the arguments, and parse."""
+    def declare(self) -> None:
+        """Declare the arguments."""
         name = self.command.replace("-", "_")
         module = import_module(f"lightning_audit.cli.{_MODULES[self.command]}")
         getattr(module, f"add_{name}_arguments")(self)
         self.set_defaults(run=getattr(module, f"run_{name}"))
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Declare the arguments, and parse."""
+        self.declare()
         return super().parse_known_args(args, namespace)
+
+
+class _Completion(argparse.Action):
+    """Prints what completes the command line in a shell, and ends."""
+
+    def __call__(self, parser: Any, options: Any, shell: Any, option: str | None = None) -> None:
+        """Print it."""
+        try:
+            shtab = import_module("shtab")
+        except ImportError:
+            parser.exit(refused(f"shtab is not installed; {with_extra('completion')}"))
+        (commands,) = (
+            one for one in parser._actions if one.dest == argparse.SUPPRESS and one.choices
+        )
+        for command in commands.choices.values():
+            command.declare()
+        print(shtab.complete(parser, shell))
+        parser.exit()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lightning-audit",
-        description="Audits of DP-SGD: reports, bounds, power.",
+        description="Audits of DP-SGD. First: `plan train.py:build` says whether a training can be "
+        "audited; train with the PrivacyAudit callback, or attach in a plain loop; `check audit` "
+        "is the gate in CI, `report audit` writes the page to read.",
+    )
+    parser.add_argument(
+        "--print-completion",
+        choices=("bash", "zsh", "tcsh"),
+        action=_Completion,
+        help="print what completes this command in a shell",
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Command)

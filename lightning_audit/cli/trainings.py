@@ -11,6 +11,7 @@ import time
 from argparse import ArgumentError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -23,11 +24,11 @@ from lightning_audit.cli.main import Refused, as_json, positive_int, refused
 from lightning_audit.files import read_text, reason_of, visible, with_extra
 from lightning_audit.many.store import StoreError, StoreStatus, duration, status_of
 from lightning_audit.record.report_directory import REPORT_NAME
+from lightning_audit.report.progress import progress
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
 
 if TYPE_CHECKING:
     from lightning_audit.callbacks.privacy_audit import PrivacyAudit
-    from lightning_audit.testing.selftest_pool import Result
 
 # --- Where `plan` and `selftest` train.
 
@@ -82,7 +83,25 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         choices=_ACCELERATORS,
         help="of a Trainer that states none (default: as the training says)",
     )
+    parser.add_argument(
+        "--attack-tpr",
+        type=float,
+        metavar="TPR",
+        help="also print the noise multiplier with which no attack exceeds this true positive rate "
+        "at the false positive rate --fpr, after all planned steps",
+    )
+    parser.add_argument("--fpr", type=float, default=0.01, help="see there (default: 0.01)")
+    _add_no_progress(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _add_no_progress(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-progress",
+        dest="progress",
+        action="store_false",
+        help="show no bar (there is none in CI, or if this is not a terminal)",
+    )
 
 
 def run_plan(options: argparse.Namespace) -> int:
@@ -92,6 +111,7 @@ def run_plan(options: argparse.Namespace) -> int:
         Refused: If there is no such function, it returns no training, or it trains elsewhere.
     """
     from lightning_audit.many.engines import environment
+    from lightning_audit.run.preview import LAST_STEP
 
     wanted = options.accelerator and _accelerator(options.accelerator)
     training = _function(options.training)
@@ -112,34 +132,59 @@ def run_plan(options: argparse.Namespace) -> int:
             "accelerator in its Trainer, or put the model of its loop there"
         )
     try:
-        told = predict()
+        with progress("batches", LAST_STEP, shown=options.progress) as advance:
+            told = predict(on_batch=advance)
     except Exception as error:  # something cannot be copied, or the user's code failed
         raise Refused(f"{type(error).__name__}: {error}") from error
-    print(as_json(asdict(told)) if options.json else told)
+    asked = {} if options.attack_tpr is None else {"noise_for_attack": _noise_for(told, options)}
+    print(as_json(asdict(told) | asked) if options.json else told)
+    if asked and not options.json:
+        print(
+            f"noise_multiplier {asked['noise_for_attack']:.3g} or more lets no attack exceed TPR "
+            f"{options.attack_tpr:g} at FPR {options.fpr:g} after the planned steps"
+        )
     return EXIT_CODES["PASS" if told.can_be_audited and not told.found else "VIOLATION"]
 
 
-def _of_trainer(given: tuple[Any, ...]) -> Callable[[], Any] | None:
+def _noise_for(told: Any, options: argparse.Namespace) -> float:
+    """Return the noise multiplier for a wanted attack.
+
+    Raises:
+        Refused: If a rate is wrong, or the training's sample rate or number of steps is unknown.
+    """
+    from lightning_audit.accounting.composition import noise_for_attack
+
+    rate, steps = told.sample_rate, told.steps_planned
+    if not rate or not steps:
+        raise Refused(
+            "--attack-tpr needs one private optimizer with a known sample rate, and a planned "
+            "number of steps: give the Trainer max_epochs, or attach epochs"
+        )
+    try:
+        return noise_for_attack(options.attack_tpr, options.fpr, rate, steps)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+
+
+def _of_trainer(given: tuple[Any, ...]) -> Callable[..., Any] | None:
     trainer, model, *rest = given
     wrong_data = rest and not hasattr(rest[0], "prepare_data")
     if not hasattr(trainer, "fit") or not hasattr(model, "configure_optimizers") or wrong_data:
         return None
     data = {"datamodule": rest[0]} if rest else {}
-    return lambda: _audit_of(trainer).preview(trainer, model, **data)
+    return partial(_audit_of(trainer).preview, trainer, model, **data)
 
 
-def _of_loop(given: tuple[Any, ...]) -> Callable[[], Any] | None:
+def _of_loop(given: tuple[Any, ...]) -> Callable[..., Any] | None:
     if len(given) not in (4, 5) or not hasattr(given[0], "parameters") or not callable(given[3]):
         return None
     from lightning_audit.loops.plan import plan
 
     model, optimizer, loader, step, *rest = given
     arguments = rest[0] if rest else {}
-    return (
-        (lambda: plan(model, optimizer, loader, step, **arguments))
-        if isinstance(arguments, dict)
-        else None
-    )
+    if not isinstance(arguments, dict):
+        return None
+    return partial(plan, model, optimizer, loader, step, **arguments)
 
 
 def _device_of(given: tuple[Any, ...]) -> str:
@@ -228,6 +273,7 @@ def add_selftest_arguments(parser: argparse.ArgumentParser) -> None:
         default="cpu",
         help="where to train (default: cpu); faults of several processes train on the CPU",
     )
+    _add_no_progress(parser)
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
@@ -252,7 +298,8 @@ def run_selftest(options: argparse.Namespace) -> int:
         raise Refused(str(error)) from error
     started = time.perf_counter()
     try:
-        results = selftest_pool.run_all(wanted, options.jobs, _Progress(len(wanted)))
+        with progress("trainings", len(wanted), shown=options.progress) as advance:
+            results = selftest_pool.run_all(wanted, options.jobs, lambda _: advance())
     except OSError as error:
         raise Refused(f"no process can be started: {error}") from error
     except KeyboardInterrupt:
@@ -265,19 +312,6 @@ def run_selftest(options: argparse.Namespace) -> int:
     else:
         selftest.show(results, seconds)
     return code
-
-
-class _Progress:
-    """Prints the number of finished rows on a terminal."""
-
-    def __init__(self, total: int) -> None:
-        self._total, self._done = total, 0
-
-    def __call__(self, result: Result) -> None:
-        self._done += 1
-        if sys.stderr.isatty():
-            told = f"{self._done}/{self._total} {result.fault}, {result.configuration}"
-            print(f"{told}: {result.status}", file=sys.stderr)
 
 
 # --- The YAML file of `lightning-audit audit-training`, read by jsonargparse.

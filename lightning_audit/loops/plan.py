@@ -12,7 +12,15 @@ from lightning_audit.hooks.boundary import OWN_TIME
 from lightning_audit.loops.audit import attach
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.run.earlier_fits import fits_put_back
-from lightning_audit.run.preview import MOST_BATCHES, STEPS, Preview, preview_of, silence
+from lightning_audit.run.preview import (
+    LAST_STEP,
+    MOST_BATCHES,
+    STEPS,
+    Preview,
+    StepsToPass,
+    preview_of,
+    silence,
+)
 
 
 def plan(
@@ -22,6 +30,7 @@ def plan(
     step: Callable[[Any], Any],
     *,
     steps: int = STEPS,
+    on_batch: Callable[[], None] = lambda: None,
     **arguments: Any,
 ) -> Preview:
     """Train a few steps under audit, and predict the audit of the training.
@@ -33,27 +42,31 @@ def plan(
         optimizer: see `attach`.
         loader: see `attach`.
         step: function of a batch that is one whole training step.
-        steps: number of steps to take.
+        steps: number of steps to take at least; more are taken until they show how many a PASS
+            takes, at most 256.
+        on_batch: called after each batch.
         arguments: others of `attach`, such as ``claimed_epsilon`` and ``epochs``.
     """
     given = {**arguments, "on_inconclusive": "warn", "on_budget": "stop", "step": step}
     stops = given.pop("on_violation", "raise") != "warn"
     times: list[tuple[float, float]] = []
+    counted, most = StepsToPass(steps), MOST_BATCHES * LAST_STEP
     with tempfile.TemporaryDirectory() as folder, silence(), fits_put_back():
         given |= {"on_violation": "warn", "report_dir": folder}
         try:
             audit = attach(model, optimizer, loader, **given)
             began, own = time.perf_counter(), OWN_TIME.seconds
-            endless = itertools.chain.from_iterable(itertools.repeat(loader, MOST_BATCHES * steps))
-            for batch in itertools.islice(endless, MOST_BATCHES * steps):
+            endless = itertools.chain.from_iterable(itertools.repeat(loader, most))
+            for batch in itertools.islice(endless, most):
                 step(batch)
                 now, mine = time.perf_counter(), OWN_TIME.seconds
                 times.append((now - began, mine - own))
-                began, own = now, mine
-                if audit.planned()[0] >= steps:
+                on_batch()
+                if counted.shown(audit.planned()[2]):
                     break
+                began, own = time.perf_counter(), OWN_TIME.seconds
             _, planned, sessions, warned = audit.planned()
             report = audit.close()
         except UnauditableTraining as error:
             return Preview(str(error))
-    return preview_of(report, sessions, planned, times, warned, stops=stops)
+    return preview_of(report, sessions, planned, times, warned, counted, stops=stops)

@@ -55,7 +55,7 @@ _RESTART, _NOT_BEGUN = 20, 3
 
 @dataclass(frozen=True)
 class DaskEngine:
-    """Tasks of a Dask cluster (needs ``lightning-audit[dask]`` here and on each worker).
+    """Tasks of a Dask cluster (needs the extra ``dask`` here and on each worker).
 
     The cluster stays open at the end. Meanwhile its scheduler has ``allowed-failures: 0``, so that
     Dask itself does not start a block again that ends its worker.
@@ -209,7 +209,7 @@ def _allow_failures(number: int, dask_scheduler: Any = None) -> int:
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Tasks of a Ray cluster (needs ``lightning-audit[ray]`` here and on each node).
+    """Tasks of a Ray cluster (needs the extra ``ray`` here and on each node).
 
     A session that your script has started with ``ray.init`` is used, and stays open at the end.
 

@@ -183,7 +183,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass(frozen=True)
 class LocalProcesses:
-    """Processes of this machine, each with one thread (needs ``lightning-audit[many]``).
+    """Processes of this machine, each with one thread (needs the extra ``many``).
 
     A process that is killed, hangs or fails costs the training that it runs, and is replaced. If
     the driver ends for any reason, its processes end with it.

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import math
+import itertools
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit import _validate
 from lightning_audit._validate import shown
-from lightning_audit.files import MAX_VALUES, Archive, open_npz, read_json, text_lines
+from lightning_audit.files import MAX_VALUES, Archive, open_npz, read_json, read_npy, text_lines
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.report_directory import REPORT_NAME, archive_of
 from lightning_audit.record.store import DROPPED, EARLIER, ENTERED, INJECTED, NOT_PLANNED
@@ -38,69 +38,161 @@ from lightning_audit.stats.one_run_bounds import (
 from lightning_audit.stats.thresholds import Band, Fixed, Split, ThresholdChoice
 from lightning_audit.stats.tradeoff import PiecewiseTradeoff
 
-# --- Reads scores and memberships from a .csv file, and reports the line of an error.
+# --- Reads columns of scores and of memberships from a .csv or .npy file.
 
-_COLUMNS = (
-    "the first line must name the columns score and in (1 or True with the canary, 0 or False "
-    "without)"
-)
+#: What the columns of a table hold, the option that names one, and the names known without it.
+_HOLDS = {"score": "the scores", "member": "who was in (1 or 0)"}
+_KNOWN = {"score": ("score", "scores"), "member": ("in", "member", "is_member", "membership")}
+#: One more name of memberships; in a table of more than two columns it may be that of a class.
+_IN_PAIRS = "label"
 #: Error text for a score that is not finite.
 NO_SCORE = "which is no score; find out why the attack gave none there"
+_TABLES = (".csv", ".txt", ".npy")
 
 
 class ScoresError(ValueError):
     """Scores cannot be read; the message says why and what to do."""
 
 
-def read_scores(path: str | os.PathLike[str], max_values: int) -> tuple[FloatArray, FloatArray]:
-    """Read the columns ``score`` and ``in``; other columns are ignored.
+class Column(NamedTuple):
+    """A column of a table: of scores, or of memberships (1 or True with the canary).
 
     Args:
-        path: the .csv file.
-        max_values: largest number of lines after the first one.
+        of: which of the two.
+        given: its name, or its number from 0 in a table without names; None for a known name.
+        mask: whether an .npy table of memberships has a row for each column of scores, ``[m, n]``.
+    """
+
+    of: Literal["score", "member"]
+    given: str | None = None
+    mask: bool = False
+
+    def found(self, file: str, names: Sequence[str] | None, width: int) -> int:
+        """Return the column's number; ``names`` is None for a table without a first line."""
+        given = self.given
+        if width == 1 and (given is None or (self.mask and names is None)):
+            return 0
+        if names is None:
+            if given is not None and given.isdecimal() and int(given) < width:
+                return int(given)
+            file_too = "" if self.of == "score" or self.mask else ", or name a file: --members FILE"
+            raise ScoresError(
+                f"{file!r} has {width} columns without names; state which of 0 to {width - 1} "
+                f"holds {_HOLDS[self.of]}: --{self.of}-column N{file_too}."
+            )
+        known = _KNOWN[self.of] if given is None else (given,)
+        if given is None and self.of == "member" and width == 2:
+            known = (*known, _IN_PAIRS)
+        for name in known:
+            if name in names:
+                return names.index(name)
+        raise ScoresError(
+            f"{file!r} has the columns {shown(list(names))}, none named {' or '.join(known)}; "
+            f"name the one that holds {_HOLDS[self.of]}: --{self.of}-column NAME."
+        )
+
+    def wrong(self, values: ArrayLike) -> NDArray[np.bool_]:
+        """Return where a value is no score, or neither 1 nor 0."""
+        return ~np.isfinite(values) if self.of == "score" else ~np.isin(values, (0.0, 1.0))
+
+    def refuse(self, values: NDArray[Any], where: str) -> None:
+        """Raise for the first wrong value, with its place."""
+        if (wrong := self.wrong(values)).any():
+            what = NO_SCORE if self.of == "score" else "which must be 1 or 0"
+            raise ScoresError(
+                f"{where} holds {self.of}={values[wrong][0]:g}, {what} "
+                f"({np.sum(wrong)} of {wrong.size})."
+            )
+
+
+def read_columns(
+    path: str | os.PathLike[str], max_values: int, *columns: Column
+) -> tuple[list[FloatArray], list[str]]:
+    """Read columns of a .csv or .npy file, with or without names in its first line.
+
+    Args:
+        path: the file; one that does not end in .npy is read as .csv.
+        max_values: largest number of lines after the first one, or of numbers of an .npy.
+        columns: those to read; others are ignored.
 
     Returns:
-        The scores, finite, ``[n]``, and 1 or 0 for in or out, ``[n]``.
+        The values of each, ``[n]``, and its name as an error or a line shows it.
 
     Raises:
-        ScoresError: the file is absent, lacks a column, or contains a value that is not a number.
+        ScoresError: the file is absent, lacks a column, or holds a wrong value, whose line it says.
     """
-    name = os.fspath(path)
+    file, is_npy = os.fspath(path), Path(path).suffix.lower() == ".npy"
     try:
-        with text_lines(path, max_values) as lines:
-            columns = [column.strip() for column in next(csv.reader(lines), [])]
-            if not {"score", "in"} <= set(columns):
-                raise ScoresError(f"{name!r} has the columns {shown(columns)}; {_COLUMNS}.")
-            used = [columns.index("score"), columns.index("in")]
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "loadtxt: input contained no data")
-                table = np.loadtxt(
-                    lines,
-                    delimiter=",",
-                    usecols=used,
-                    ndmin=2,
-                    quotechar='"',
-                    encoding=None,  # text for the converters, not bytes
-                    converters={used[1]: _member},
-                )
+        read = _npy_columns if is_npy else _csv_columns
+        values, names = read(file, max_values, columns)
     except ScoresError:
         raise
     except (OSError, ValueError, csv.Error) as error:
-        raise ScoresError(f"cannot read {name!r} as .csv ({error}); {_COLUMNS}.") from error
-    scores, members = table.reshape(-1, 2).T
-    if (wrong := ~np.isfinite(scores)).any():
-        line = _line_of(path, max_values, used[0], lambda score: not math.isfinite(score))
+        kind = ".npy" if is_npy else ".csv"
         raise ScoresError(
-            f"line {line} of {name!r} holds score={scores[wrong][0]:g}, {NO_SCORE} "
-            f"({np.sum(wrong)} of {wrong.size})."
-        )
-    if (wrong := ~np.isin(members, (0.0, 1.0))).any():
-        line = _line_of(path, max_values, used[1], lambda member: member not in (0.0, 1.0))
+            f"cannot read {file!r} as {kind} ({error}); its columns must be numbers, the scores "
+            "and who was in (1 or True with the canary, 0 or False without)."
+        ) from error
+    for column, held in zip(columns, values, strict=True):
+        where = repr(file)
+        if not is_npy and column.wrong(held).any():
+            where = f"line {_line_of(file, max_values, column)} of {where}"
+        column.refuse(held, where)
+    return values, names
+
+
+def _npy_columns(
+    file: str, max_values: int, columns: Sequence[Column]
+) -> tuple[list[FloatArray], list[str]]:
+    table = read_npy(file, "biuf", max_values)
+    if table.ndim == 1:
+        table = table[:, None]
+    elif columns[0].mask:
+        table = table.T
+    used = _used(file, columns, None, table.shape[1])
+    return [table[:, n].astype(np.float64) for n in used], [f"column {n}" for n in used]
+
+
+def _csv_columns(
+    file: str, max_values: int, columns: Sequence[Column]
+) -> tuple[list[FloatArray], list[str]]:
+    with text_lines(file, max_values) as lines:
+        first = [field.strip() for field in next(csv.reader(lines), [])]
+        names = None if _are_numbers(first) else first
+        used = _used(file, columns, names, len(first))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "loadtxt: input contained no data")
+            table = np.loadtxt(
+                lines if names else itertools.chain([",".join(first)], lines),
+                delimiter=",",
+                usecols=used,
+                ndmin=2,
+                quotechar='"',
+                encoding=None,  # text for the converters, not bytes
+                converters={
+                    n: _member for n, c in zip(used, columns, strict=True) if c.of == "member"
+                },
+            ).reshape(-1, len(columns))
+    return list(table.T), [repr(names[n]) if names else f"column {n}" for n in used]
+
+
+def _used(
+    file: str, columns: Sequence[Column], names: Sequence[str] | None, width: int
+) -> list[int]:
+    """Return the number of each column; see `Column.found`."""
+    if width < len(columns):
         raise ScoresError(
-            f"line {line} of {name!r} holds in={members[wrong][0]:g}, must be 1 or 0 "
-            f"({np.sum(wrong)} of {wrong.size}); {_COLUMNS}."
+            f"{file!r} has {width} of {len(columns)} columns, the scores and who was in (1 or 0); "
+            "if it holds scores alone, add --members FILE with who was in, or name two files: the "
+            "scores with the canary, then those without."
         )
-    return scores, members
+    return [column.found(file, names, width) for column in columns]
+
+
+def _are_numbers(fields: Sequence[str]) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool([_member(field) for field in fields])
+    return False
 
 
 def _member(text: str) -> float:
@@ -109,30 +201,36 @@ def _member(text: str) -> float:
     return float(text) if truth is None else truth
 
 
-def _line_of(
-    path: str | os.PathLike[str], max_values: int, column: int, wrong: Callable[[float], bool]
-) -> int | None:
+def _line_of(file: str, max_values: int, column: Column) -> int | None:
     """Return the number of the first line with a wrong value in a column; None if not found."""
-    with text_lines(path, max_values) as text, contextlib.suppress(csv.Error):
+    with text_lines(file, max_values) as text, contextlib.suppress(csv.Error):
         lines = csv.reader(text)
-        next(lines)
+        at, names = None, None
         for fields in lines:
-            if len(fields) <= column or fields[0].lstrip().startswith("#"):
+            if at is None:
+                first = [field.strip() for field in fields]
+                names = None if _are_numbers(first) else first
+                at = column.found(file, names, len(first))
+                if names:
+                    continue
+            if len(fields) <= at or fields[0].lstrip().startswith("#"):
                 continue
             with contextlib.suppress(ValueError):
-                if wrong(_member(fields[column].split("#")[0])):
+                if column.wrong(_member(fields[at].split("#")[0])):
                     return lines.line_num
     return None
 
 
-# --- Reads scores, or an audit's readings, from an archive of untrusted origin.
+# --- Reads scores, or an audit's readings, from an archive or JSON of untrusted origin.
 
 _SCORES = ("scores_in", "scores_out")
+_PAIRS = ("scores", "memberships")  # Privacy Meter
+_LEAKPRO = ("signal_values", "true_labels")
 _OBSERVATIONS = ("canaries", "coins", "readings")
 _STATES = (NOT_PLANNED, INJECTED, DROPPED, EARLIER)
 _EXPECTED = (
-    "it must hold the arrays scores_in and scores_out, or the coins and readings of an audit's "
-    "observations.npz"
+    "it must hold the arrays scores_in and scores_out, or scores and memberships, or the coins and "
+    "readings of an audit's observations.npz"
 )
 
 
@@ -144,10 +242,11 @@ class FoundScores(NamedTuple):
     coin_probability: float | None = None
     dropped: int = 0
     steps: int | None = None
+    source: str = ""
 
 
 def read_score_npz(path: str | os.PathLike[str], max_values: int) -> FoundScores:
-    """Read scores_in and scores_out, or the observations of an audit; nothing else is read.
+    """Read scores of two groups, scores and memberships, or an audit's observations; no more.
 
     Raises:
         ScoresError: the file is absent, is no .npz, contains neither, or is inconsistent.
@@ -158,12 +257,49 @@ def read_score_npz(path: str | os.PathLike[str], max_values: int) -> FoundScores
             held = set(archive.names)
             if held.issuperset(_SCORES):
                 inside, outside = (archive.numbers(key, "biuf", 1) for key in _SCORES)
-                return FoundScores(inside, outside)
+                return FoundScores(inside, outside, source=_told(name, *_SCORES))
+            if held.issuperset(_PAIRS):
+                values, members = (archive.numbers(key, "biuf", 1) for key in _PAIRS)
+                return _by_member(values, members, _told(name, *_PAIRS))
             if held.issuperset(_OBSERVATIONS):
-                return _observations(archive)
+                told = f"read {name!r}: readings of an audit's canaries, by their coins"
+                return _observations(archive)._replace(source=told)
+    except ScoresError:
+        raise
     except (OSError, ValueError) as error:
         raise ScoresError(f"cannot read {name!r} as .npz ({error}); {_EXPECTED}.") from error
     raise ScoresError(f"{name!r} holds {_validate.shown(sorted(held - {'header'}))}; {_EXPECTED}.")
+
+
+def read_score_json(path: str | os.PathLike[str]) -> FoundScores | None:
+    """Read LeakPro's signal_values and true_labels; None if the file is absent or another one.
+
+    Raises:
+        ScoresError: they are no lists of as many numbers and memberships.
+    """
+    try:
+        held = read_json(Path(path))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(held, dict) or not set(_LEAKPRO) <= set(held):
+        return None
+    values, members = (_vector(key, held[key]) for key in _LEAKPRO)
+    return _by_member(values, members, _told(os.fspath(path), *_LEAKPRO))
+
+
+def _told(file: str, *read: str) -> str:
+    """Return the line of what was read."""
+    meaning = "" if read == _SCORES else " (1: in)"
+    return f"read {file!r}: {read[0]} and {read[1]}{meaning}"
+
+
+def _by_member(values: NDArray[Any], members: NDArray[Any], source: str) -> FoundScores:
+    if len(values) != len(members):
+        raise ScoresError(
+            f"{source}: {len(values)} scores and {len(members)} memberships; there must be as many."
+        )
+    Column("member").refuse(members, source)
+    return FoundScores(values[members == 1], values[members == 0], source=source)
 
 
 def _observations(archive: Archive) -> FoundScores:
@@ -218,6 +354,7 @@ class CanaryScores:
         dropped: Number of readings of the source that are not finite, and so no scores. For the
             bounds of one run they count as canaries without a guess.
         steps: Number of releases from which the scores were read; None if unknown.
+        source: What was read from which file, a line; empty for scores that were passed.
 
     Raises:
         ScoresError: Scores are not a vector of finite numbers.
@@ -237,6 +374,7 @@ class CanaryScores:
     coin_probability: float | None = None
     dropped: int = 0
     steps: int | None = None
+    source: str = ""
 
     def __post_init__(self) -> None:
         for field, name in (("in_scores", "scores_in"), ("out_scores", "scores_out")):
@@ -248,35 +386,72 @@ class CanaryScores:
     def from_npz(
         cls, path: str | os.PathLike[str], *, max_values: int = MAX_VALUES
     ) -> CanaryScores:
-        """Read scores_in and scores_out of an .npz, or an audit's observations.npz.
+        """Read scores_in and scores_out, scores and memberships, or an audit's observations.npz.
 
         Args:
             path: the file; its declared sizes are checked before memory is allocated.
             max_values: largest number of values that are read.
 
         Raises:
-            ScoresError: The file is absent, is no .npz, contains neither, or is too large.
+            ScoresError: The file is absent, is no .npz, contains none of them, or is too large.
         """
         found = read_score_npz(path, max_values)
         threshold = Split() if found.steps is None else Fixed(0.5, given=False)
         return cls(**found._asdict(), threshold=threshold)
 
     @classmethod
-    def from_csv(
-        cls, path: str | os.PathLike[str], *, max_values: int = MAX_VALUES
+    def from_table(
+        cls,
+        path: str | os.PathLike[str],
+        out: str | os.PathLike[str] | None = None,
+        *,
+        members: str | os.PathLike[str] | None = None,
+        score_column: str | None = None,
+        member_column: str | None = None,
+        max_values: int = MAX_VALUES,
     ) -> CanaryScores:
-        """Read the columns ``score`` and ``in`` of a .csv file; other columns are ignored.
+        """Read a .csv or .npy file: scores and memberships, or one of them with a second file.
+
+        Other columns are ignored. Without their options the columns are ``score`` and ``in``, or
+        ``member``, ``is_member``, ``membership``; in a table of two columns also ``label``.
 
         Args:
-            path: the file.
-            max_values: largest number of lines that are read.
+            path: the file, with names in its first line or without.
+            out: file with the scores without the canary; ``path`` then has those with it.
+            members: file with the memberships of the scores, 1 or 0. An .npy table of them has a
+                row for each column of scores, as Privacy Meter writes it.
+            score_column: name of the scores' column, or its number from 0 in a table without names.
+            member_column: the same for memberships, in ``members`` or in ``path``.
+            max_values: largest number of lines, or of numbers of an .npy, that are read.
 
         Raises:
-            ScoresError: The file is absent, lacks a column, or contains a value that is not a
-                number.
+            ScoresError: A file is absent, lacks a column, or contains a value that is not a
+                number; or both ``out`` and memberships are given.
         """
-        scores, members = read_scores(path, max_values)
-        return cls(scores[members == 1], scores[members == 0])
+        scores, file = Column("score", score_column), os.fspath(path)
+        if out is not None:
+            if members is not None or member_column is not None:
+                raise ScoresError(
+                    f"out={os.fspath(out)!r} has the scores without the canary, which leaves no "
+                    "memberships to read; leave out members and member_column."
+                )
+            (inside,), (name,) = read_columns(path, max_values, scores)
+            (outside,), (row,) = read_columns(out, max_values, scores)
+            source = f"read {file!r}: {name} with the canary; {os.fspath(out)!r}: {row} without"
+            return cls(inside, outside, source=source)
+        if members is None:
+            held = Column("member", member_column)
+            (values, was_in), names = read_columns(path, max_values, scores, held)
+            source = f"{names[0]} as scores, {names[1]}"
+        else:
+            (values,), (name,) = read_columns(path, max_values, scores)
+            if member_column is None and Path(members).suffix.lower() == ".npy":
+                member_column = score_column
+            held = Column("member", member_column, mask=True)
+            (was_in,), (row,) = read_columns(members, max_values, held)
+            source = f"{name} as scores; {os.fspath(members)!r}: {row}"
+        told = f"read {file!r}: {source} as who was in (1: in)"
+        return cls(**_by_member(values, was_in, told)._asdict())
 
     @classmethod
     def from_report(
@@ -304,21 +479,38 @@ class CanaryScores:
         return cls.from_npz(Path(path).with_name(archive), max_values=max_values)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, max_values: int = MAX_VALUES) -> CanaryScores:
-        """Read a .csv, a report (.json, or its directory) or an .npz, by its suffix.
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *others: str | os.PathLike[str] | None,
+        max_values: int = MAX_VALUES,
+        **columns: str | None,
+    ) -> CanaryScores:
+        """Read a table, a report (.json, or its directory), LeakPro's .json, or an .npz.
 
-        ``max_values`` is as for the constructor of that kind.
+        The suffix decides: .csv, .txt and .npy are tables. ``others`` and ``columns`` are those
+        of `from_table`, and ``max_values`` is as for the constructor of that kind.
 
         Raises:
             ScoresError: As for the constructor of that kind; or it is an audit's record (.bin).
         """
+        suffix = Path(path).suffix.lower()
+        if suffix in _TABLES:
+            return cls.from_table(path, *others, max_values=max_values, **columns)
+        given = [one for one in (*others, *columns.values()) if one is not None]
+        if given:
+            raise ScoresError(
+                f"{shown([os.fspath(one) for one in given])} is for tables ({', '.join(_TABLES)}); "
+                f"{os.fspath(path)!r} says by itself who was in."
+            )
         if Path(path).is_dir():
             return cls.from_report(Path(path) / REPORT_NAME, max_values=max_values)
-        match Path(path).suffix.lower():
-            case ".csv":
-                return cls.from_csv(path, max_values=max_values)
+        match suffix:
             case ".json":
-                return cls.from_report(path, max_values=max_values)
+                found = read_score_json(path)
+                if found is None:
+                    return cls.from_report(path, max_values=max_values)
+                return cls(**found._asdict())
             case ".bin":
                 raise ScoresError(
                     f"{os.fspath(path)!r} is a record to which a training may still write; use "

@@ -366,7 +366,9 @@ def _without_largest(batches: Sequence[Any], seed: int, replay: StepReplay) -> I
     sizes = torch.zeros(rows(_last(batches)))
     for leaf in leaves(_last(batches)):
         if leaf.is_floating_point():
-            sizes = torch.maximum(sizes, leaf.detach().abs().flatten(1).amax(1).float().cpu())
+            sizes = torch.maximum(
+                sizes, leaf.detach().abs().reshape(len(leaf), -1).amax(1).float().cpu()
+            )
     order, half = sizes.argsort(), len(sizes) // 2
     kept = torch.arange(len(sizes))
     kept[order[len(order) - half :]] = order[:half]

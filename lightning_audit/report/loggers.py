@@ -103,6 +103,8 @@ def _send_files(logger: Any, files: Sequence[Path], tag: str) -> None:
         for file in files:
             artifact.add_file(str(file))
         experiment.log_artifact(artifact)
+        for page in (file for file in files if file.suffix == ".html"):
+            experiment.log({tag: wandb.Html(str(page), inject=False)})
 
 
 def _free_path(client: Any, run_id: str, tag: str) -> str:

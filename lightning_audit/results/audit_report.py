@@ -555,6 +555,17 @@ class AuditReport:
         ends = [b.epsilon_lower for b in self.bounds if b.looks == "single"]
         return max((each for each in ends if each is not None), default=None)
 
+    def _repr_html_(self) -> str:
+        """Return verdict, epsilons and findings as a table, for a notebook."""
+        from markupsafe import escape
+
+        names = ("claimed_epsilon", "epsilon_spent", "epsilon_lower", "delta")
+        rows: list[tuple[str, str]] = [(self.verdict.outcome, self.verdict.summary)]
+        rows += [(name, f"{getattr(self, name) or 0.0:.4g}") for name in names]
+        rows += [(c.name, c.message) for c in self.checks if c.status == "violated"]
+        cells = (f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
+        return f"<table>{''.join(cells)}</table>"
+
     def to_json(self) -> str:
         """The report as JSON; infinite numbers as the strings "inf" and "-inf"."""
         return report_json.write(dataclasses.asdict(self))

@@ -15,7 +15,7 @@ from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.hooks.boundary import Boundary, Handles, StepRefused, attempt, entry, where
 from lightning_audit.hooks.step_hooks import MethodHook
-from lightning_audit.record.report_directory import FIGURE_NAME, REPORT_NAME
+from lightning_audit.record.report_directory import FIGURE_NAME, PAGE_NAME, REPORT_NAME
 from lightning_audit.report.loggers import send_figure, send_files, takes_figures
 from lightning_audit.report.text import print_report, print_summary, status_line
 from lightning_audit.results.audit_report import (
@@ -69,7 +69,7 @@ def send_report_files(files: ReportFiles, name: str, loggers: Sequence[Any]) -> 
         name: of the artifact at the loggers.
         loggers: of the training.
     """
-    written = [files.shown(kind) for kind in (REPORT_NAME, FIGURE_NAME)]
+    written = [files.shown(kind) for kind in (REPORT_NAME, FIGURE_NAME, PAGE_NAME)]
     send_files(loggers, [path for path in written if path and path.exists()], name)
 
 

@@ -5,24 +5,158 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 from lightning_audit.checks.accounting import ACCOUNTING
+from lightning_audit.checks.noise import PooledSums
 from lightning_audit.checks.replay import COUPLING, REPLAY_CHECKS
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.dpsgd.hand_written import ManualStep
+from lightning_audit.report.text import plural
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.session.plan import HandedRows, InputSample
 from lightning_audit.session.step import AuditSession
+from lightning_audit.verdict.judge import MOST_STEPS, PowerModel
 
-#: Steps that are taken for a preview, and largest number of batches per step.
-STEPS, MOST_BATCHES = 16, 4
+#: Steps that a preview takes at least and at most, and largest number of batches per step.
+STEPS, LAST_STEP, MOST_BATCHES = 16, 256, 4
 #: Warm-up steps, whose times are left out.
 _WARM = 4
+#: Seconds after which a preview takes no more than the least number of steps.
+_SECONDS = 30.0
 #: Checks by replay whose missing answers are listed.
 _ASKED = (*REPLAY_CHECKS, REPLAY_NOISE.name, COUPLING.name)
+
+
+# --- How many steps a PASS takes, by the readings of a few.
+
+#: Two extrapolated numbers of steps must be within this factor.
+_APART = 2.0
+
+
+class StepsToPass:
+    """Follows a few steps until they show how many a PASS takes.
+
+    They show it when their own readings have the power that a PASS needs. The first gradients often
+    vary most, so that as many steps like the later half of them have more power. If the steps end
+    before, both numbers are extrapolated, and must be close.
+
+    Args:
+        steps: number of steps to take at least.
+    """
+
+    def __init__(self, steps: int = STEPS) -> None:
+        self._least, self._next = steps, max(steps // 2, 1)
+        self._until = time.perf_counter() + _SECONDS
+        self._batches, self._seen = 0, list[list[_Readings]]()
+        #: Fewest and most steps to a PASS; None if the steps so far do not show it.
+        self.needed: tuple[int, int] | None = None
+        #: Where these numbers are from, or why there are none.
+        self.reason = "cannot be estimated without a step"
+
+    def shown(self, sessions: Sequence[AuditSession], *, last: bool = False) -> bool:
+        """Return whether no further step is needed; call it after each batch.
+
+        Args:
+            sessions: of the private optimizers.
+            last: whether no step follows.
+        """
+        steps = min((session.monitor.steps for session in sessions), default=0)
+        self._batches += 1
+        if not steps or (steps < self._next and not last):
+            return self._batches >= MOST_BATCHES * max(steps, self._least)
+        self._next = steps + max(steps // 8, 1)
+        now = [_Readings.of(session) for session in sessions]
+        earlier = [seen for seen in self._seen if 2 * seen[0].sums["steps"] <= steps]
+        self._seen.append(now)
+        if steps < self._least and not last:
+            return False
+        whole = max(readings.needed for readings in now)
+        pairs = zip(now, earlier[-1] if earlier else now, strict=True)
+        late = max(one.since(other).needed for one, other in pairs) if earlier else whole
+        if whole <= steps:
+            self.needed = min(late, steps), steps
+            self.reason = f"the first {steps:,} have enough power"
+            if _differ(*self.needed):
+                self.reason += f"; {late:,} would if gradients varied as in the later half of them"
+            return True
+        if earlier and max(whole, late) < min(_APART * min(whole, late), MOST_STEPS):
+            self.needed = min(whole, late), max(whole, late)
+            self.reason = f"extrapolated from {steps:,} steps and from the later half of them"
+        else:
+            self.needed = None
+            why = "; `lightning-audit plan` takes more of them"
+            if earlier:
+                why = ", whose gradients vary far more than the noise, or less and less"
+            self.reason = f"cannot be estimated from {plural(steps, 'step')}{why}"
+        return steps >= LAST_STEP or time.perf_counter() > self._until
+
+
+def _differ(fewest: int, most: int) -> bool:
+    """Return whether two numbers are worth stating both."""
+    return fewest < 0.9 * most
+
+
+@dataclass(frozen=True, eq=False)
+class _Readings:
+    """Sums over the steps of a session, of which a difference is that over later steps."""
+
+    session: AuditSession
+    sums: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, session: AuditSession) -> _Readings:
+        monitor = session.monitor
+        each = {"witness": monitor.witness_noise.sums, "canary": monitor.canary_noise.sums}
+        readings = monitor.sensitivity.observations
+        sums = {
+            "steps": monitor.steps,
+            "canary_steps": monitor.canary_steps,
+            "readings": readings,
+            "squares": monitor.sensitivity.residual_std**2 * readings,
+            **{f"{name}_count": sums.count.copy() for name, sums in each.items()},
+            **{f"{name}_squares": sums.squares.copy() for name, sums in each.items()},
+        }
+        return cls(session, sums)
+
+    def since(self, earlier: _Readings) -> _Readings:
+        """Return the sums over the steps after those of ``earlier``."""
+        later = {name: value - earlier.sums[name] for name, value in self.sums.items()}
+        return _Readings(self.session, later)
+
+    @property
+    def needed(self) -> int:
+        """Number of steps to a PASS if all had these variances; `MOST_STEPS` or more if none."""
+        monitor, sums = self.session.monitor, self.sums
+        as_seen: Any = SimpleNamespace(
+            header=monitor.header,
+            significance=monitor.significance,
+            steps=sums["steps"],
+            canary_steps=sums["canary_steps"],
+            witness_noise=self._pooled("witness"),
+            canary_noise=self._pooled("canary"),
+            sensitivity=SimpleNamespace(
+                residual_std=math.sqrt(max(sums["squares"], 0.0) / max(sums["readings"], 1)),
+                together=monitor.sensitivity.together,
+            ),
+        )
+        model = PowerModel(as_seen, self.session.inserter.oversize)
+        powers = model.at(self.session.planner.config.resolution)
+        return max(power.steps_needed for power in powers.values())
+
+    def _pooled(self, name: str) -> Any:
+        pooled = PooledSums(len(self.sums[f"{name}_count"]))
+        pooled.count, pooled.squares = (self.sums[f"{name}_{of}"] for of in ("count", "squares"))
+        return SimpleNamespace(sums=pooled)
+
+
+# --- What a preview says.
 
 
 @dataclass(frozen=True)
@@ -39,11 +173,13 @@ class Preview:
         over_claim: how many of the planned steps the claim allows, if not all of them.
         not_asked: questions that the first examination does not test, with the reason.
         missing: what would prevent a PASS for a training of any length, as text.
-        steps_needed: steps of a private optimizer until a PASS, at the gradient variance of the
-            first steps; None if there were none.
+        steps_needed: fewest and most steps of a private optimizer until a PASS; None if the steps
+            that were taken do not show it.
+        steps_reason: where these numbers are from, or why there are none; empty if refused.
         steps_planned: steps that the Trainer plans; None if unknown.
         step_seconds: time of a step without the audit's own time; None if too few were taken.
         audit_seconds: time that the audit adds to an early step, without that of clipping canaries.
+        sample_rate: of the latest step; None if it is unknown, or differs among optimizers.
         examination_seconds: time of the first examination by replay; None if there was none.
     """
 
@@ -55,10 +191,12 @@ class Preview:
     over_claim: str = ""
     not_asked: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    steps_needed: int | None = None
+    steps_needed: tuple[int, int] | None = None
+    steps_reason: str = ""
     steps_planned: int | None = None
     step_seconds: float | None = None
     audit_seconds: float | None = None
+    sample_rate: float | None = None
     examination_seconds: float | None = None
 
     @property
@@ -77,14 +215,8 @@ class Preview:
         lines += [f"over the claim: {self.over_claim}"] * bool(self.over_claim)
         lines += [f"not asked at first: {one}" for one in self.not_asked]
         lines += [f"a PASS lacks: {one}" for one in self.missing]
-        if self.steps_needed is not None:
-            planned = f", {self.steps_planned:,} are planned" if self.steps_planned else ""
-            enough = (
-                ": too few"
-                if self.steps_planned is not None and self.steps_planned < self.steps_needed
-                else ""
-            )
-            lines.append(f"a PASS takes about {self.steps_needed:,} steps{planned}{enough}")
+        if self.steps_reason:
+            lines.append(self._steps_as_text())
         if self.step_seconds is not None and self.audit_seconds is not None:
             lines.append(
                 f"cost: {1e3 * self.audit_seconds:.2g} ms on a {1e3 * self.step_seconds:.2g} ms "
@@ -96,6 +228,17 @@ class Preview:
             ]
         return "\n".join(lines)
 
+    def _steps_as_text(self) -> str:
+        if self.steps_needed is None:
+            return f"how many steps a PASS takes {self.steps_reason}"
+        fewest, most = self.steps_needed
+        count = f"{fewest:,} to {most:,}" if _differ(fewest, most) else f"about {most:,}"
+        planned, few = self.steps_planned, ""
+        if planned and planned < most:
+            few = ": too few" if planned < fewest else ": perhaps too few"
+        of = f", {planned:,} are planned{few}" if planned else ""
+        return f"a PASS takes {count} steps{of} ({self.steps_reason})"
+
 
 def preview_of(
     report: AuditReport | None,
@@ -103,6 +246,7 @@ def preview_of(
     planned: int | None,
     times: Sequence[tuple[float, float]] = (),
     warned: str = "",
+    counted: StepsToPass | None = None,
     *,
     stops: bool = True,
 ) -> Preview:
@@ -114,13 +258,19 @@ def preview_of(
         planned: steps of the whole training; None if unknown.
         times: of each batch, the total and the audit's own, in seconds.
         warned: the warning about planned steps or epochs that exceed the claim, or empty.
+        counted: what followed the steps; None if nothing did.
         stops: whether the training stops before a step that would exceed the claim.
     """
     if report is None or not sessions:
         return Preview("no private optimizer took a step: check that make_private was called")
     inputs = any(isinstance(session.inserter, InputSample) for session in sessions)
-    needed = [part.steps_needed for one in report.optimizers for part in one.power.values()]
-    timed = times[_WARM:]
+    counted = counted or StepsToPass()
+    if all(one.monitor.noiseless_steps == one.monitor.steps > 0 for one in sessions):
+        counted.needed, counted.reason = None, "is no question: noise_multiplier 0 is no noise"
+    elif counted.needed is None:
+        counted.shown(sessions, last=True)
+    rates = {one.monitor.history[-1].sample_rate for one in sessions if one.monitor.steps}
+    timed = times[_WARM:STEPS]
     found, root = _found(report), report.verdict.root
     if warned:  # a copy does not stop at the claim, as the training would
         spent = [one for one in found if one.startswith(f"{ACCOUNTING.name}:")]
@@ -140,10 +290,12 @@ def preview_of(
             if check.name in _ASKED and check.status == "not_run"
         ),
         missing=_lacking(report, inputs=inputs),
-        steps_needed=max(needed, default=None),
+        steps_needed=counted.needed,
+        steps_reason=counted.reason,
         steps_planned=planned,
         step_seconds=_median([whole - own for whole, own in timed]),
         audit_seconds=_median([own for _, own in timed]),
+        sample_rate=rates.pop() if len(rates) == 1 else None,
         examination_seconds=report.examination_cost.get("first"),
     )
 

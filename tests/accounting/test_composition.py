@@ -16,9 +16,11 @@ from lightning_audit import PrivacyClaim
 from lightning_audit.accounting import composition
 from lightning_audit.accounting.composition import (
     PassCounter,
+    attack_tpr,
     epsilon_of_history,
     epsilon_of_passes,
     exceeds,
+    noise_for_attack,
     passes_of,
     passes_taken,
     total_variation,
@@ -586,3 +588,34 @@ test_bad_arguments_are_refused = refusals(
     (lambda: total_variation([Phase(1.0, None, 5)]), "sample_rate=None"),
     (lambda: total_variation([], adjacency="near"), "adjacency='near'"),  # type: ignore[arg-type]
 )
+
+
+@pytest.mark.parametrize("fpr", [0.001, 0.01, 0.3, 0.7])
+def test_the_best_attack_on_steps_without_sampling_is_that_on_a_gaussian(fpr):
+    """Neyman and Pearson: Phi(mu + Phi^-1(fpr)), never below it."""
+    found = attack_tpr([Phase(2.0, 1.0, 16)], fpr)
+    exact = ndtr(2.0 + special.ndtri(fpr))
+    assert exact <= found <= 1.003 * exact
+
+
+def test_the_noise_for_an_attack_is_the_least_that_allows_it():
+    """By the central limit theorem of sampled steps (Dong et al. 2022, corollary 5.4)."""
+    sigma = noise_for_attack(0.05, 0.01, 0.1, 50)
+    mu = 0.1 * math.sqrt(50 * math.expm1(sigma**-2))
+    assert ndtr(mu + special.ndtri(0.01)) == pytest.approx(0.05, rel=0.1)
+    assert attack_tpr([Phase(sigma, 0.1, 50)], 0.01) <= 0.05
+    assert attack_tpr([Phase(0.99 * sigma, 0.1, 50)], 0.01) > 0.05
+
+
+@pytest.mark.parametrize(
+    ("tpr", "fpr", "message"),
+    [
+        (0.01, 0.05, r"tpr=0\.01 must exceed fpr=0\.05"),
+        (1.0, 0.05, r"tpr=1\.0 must be in \(0, 1\)"),
+        (0.05, 0.0, r"fpr=0\.0 must be in \(0, 1\)"),
+        (0.01 + 1e-9, 0.01, "so close to fpr"),
+    ],
+)
+def test_attacks_that_no_noise_gives_are_refused(tpr, fpr, message):
+    with pytest.raises(ValueError, match=message):
+        noise_for_attack(tpr, fpr, 0.01, 10)

@@ -366,7 +366,22 @@ def test_a_pass_fails_if_it_became_worse_than_its_baseline(cli, saved, changes, 
         start = f"{outcome} against --baseline {old}: "
         assert any(line.startswith(start) for line in said.lines[:2])
     else:
-        assert said.lines[-1] == f"nothing became worse since --baseline {old}"
+        assert said.lines[0] == f"nothing became worse since --baseline {old}"
+
+
+def test_the_gates_verdict_comes_before_the_one_of_the_audit(cli, saved):
+    said = cli("check", saved("new"), "--max-epsilon=0.5")
+    assert said.code == 1
+    first, second = said.lines[:2]
+    assert first.startswith("VIOLATION of --max-epsilon 0.5: epsilon ")
+    assert second == "VIOLATION is the gate's verdict; that of the audit alone:"
+    assert cli("check", saved("new"), "--max-epsilon=50").lines[0].startswith("the epsilons proved")
+
+
+def test_a_record_is_no_report(cli, tmp_path):
+    said = cli("check", str(tmp_path / "observations.npz"))
+    assert said.code == 2
+    assert "name the report.json next to it. `lightning-audit bound` reads" in said.err
 
 
 def test_a_newly_failed_check_is_named(cli, saved):

@@ -274,10 +274,10 @@ def test_files_that_are_no_archive_are_refused(tmp_path, refused, content):
     assert "cannot read" in refused("bound", tmp_path / "s.npz", *CP)
 
 
-def test_a_single_array_is_refused_as_no_archive(tmp_path, refused):
+def test_a_single_array_is_refused_with_the_option_to_add(tmp_path, refused):
     np.save(tmp_path / "s.npy", np.ones(3))
     told = refused("bound", tmp_path / "s.npy", *CP)
-    assert "it must hold the arrays scores_in and scores_out" in told
+    assert "add --members FILE" in told
 
 
 def test_katz_takes_the_delta_that_it_bounds_epsilon_at(scores, answer):

@@ -291,7 +291,7 @@ STAR = ("epsilon-star", "--delta=1e-3")
 #: For each file that the command reads its arguments, and what reads it in the library.
 READERS = {
     "s.npz": (BOUND, CanaryScores.from_npz),
-    "s.csv": (BOUND, CanaryScores.from_csv),
+    "s.csv": (BOUND, CanaryScores.from_table),
     "r.json": (BOUND, CanaryScores.from_report),
     "l.npz": (STAR, None),
     "l.csv": (STAR, None),
@@ -488,3 +488,18 @@ def test_infinite_numbers_are_text_in_json_at_any_depth():
     fields = {"epsilon": math.inf, "null": {"median": -math.inf}, "interval": (0.5, math.inf)}
     written = {"epsilon": "inf", "null": {"median": "-inf"}, "interval": [0.5, "inf"]}
     assert json.loads(main.as_json(fields)) == written
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_a_shell_completes_commands_and_options(cli, shell, monkeypatch):
+    said = cli("--print-completion", shell)
+    assert said.code == 0
+    assert all(name in said.out for name in ("audit-training", "max-epsilon", "score-column"))
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    without = cli("--print-completion", shell)
+    assert without.code == 2
+    assert "shtab is not installed; run pip install '.[completion]'" in without.err
+
+
+def test_help_begins_with_the_first_steps(cli):
+    assert cli("--help").out.partition("Audits of DP-SGD. First: ")[2].startswith("`plan train.py")

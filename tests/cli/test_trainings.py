@@ -19,6 +19,7 @@ from places import EXAMPLES, REPOSITORY
 
 from lightning_audit import audit_training
 from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.accounting.composition import noise_for_attack
 from lightning_audit.cli.main import Refused
 from lightning_audit.cli.trainings import arguments_of
 from lightning_audit.many import Crafted, LocalProcesses, ThisProcess
@@ -457,9 +458,19 @@ def test_a_plain_loop_is_planned_by_its_step(plan, name, code, first):
     said = plan(f"{{file}}:{name}")
     assert said.code == code, said.err
     assert said.out.startswith(first)
-    assert ("a PASS takes about" in said.out) == said.out.startswith(("can be", "wrong"))
+    assert ("a PASS takes " in said.out) == said.out.startswith(("can be", "wrong"))
     assert ("over the claim: the 128 planned steps" in said.out) == (name == "loop_over_its_claim")
     assert ("(model, optimizer, loader, step) of a plain loop" in said.err) == (code == 2)
+
+
+@pytest.mark.training
+def test_the_noise_for_a_wanted_attack_is_that_of_the_planned_steps(plan):
+    said = plan("{file}:build", "--attack-tpr=0.05", "--no-progress", "--json")
+    wanted = noise_for_attack(0.05, 0.01, said.json["sample_rate"], said.json["steps_planned"])
+    assert said.json["noise_for_attack"] == wanted
+    refused = plan("{file}:build", "--attack-tpr=0.001")
+    assert refused.code == 2
+    assert "tpr=0.001 must exceed fpr=0.01" in refused.err
 
 
 @pytest.mark.training

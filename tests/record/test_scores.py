@@ -53,16 +53,19 @@ def test_csv_says_who_was_in_in_words_as_well(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("score,label\n1,1\n", r"columns \['score', 'label'\]; the first line must name"),
-        ("", r"columns \[\]; the first line"),
+        ("id,score,label\n7,1,1\n", r"columns \['id', 'score', 'label'\], none named in or .*NAME"),
+        ("a,b\n1,1\n", r"columns \['a', 'b'\], none named score or .*--score-column NAME"),
+        ("1,2,3\n", r"has 3 columns without names; state which of 0 to 2 .*--score-column N"),
+        ("score\n1\n", "has 1 of 2 columns, .* add --members FILE"),
+        ("", "has 0 of 2 columns"),
         ("score,in\n1,1\nx,0\n", "cannot read .* as .csv"),
         ("score,in\n1\n", "cannot read .* as .csv"),
-        ("score,in\n1,1\n0,2\n", r"line 3 of .* holds in=2, must be 1 or 0 \(1 of 2\)"),
+        ("score,in\n1,1\n0,2\n", r"line 3 of .* holds member=2, which must be 1 or 0 \(1 of 2\)"),
         ("score,in\nnan,1\n0,0\n", r"line 2 of .* holds score=nan, which is no .*\(1 of 2\)"),
         ("in,score\n# nan,nan\n\n1,2\n0,-inf\n1,nan\n", r"line 5 .* score=-inf.*\(2 of 3\)"),
         ('a,score,in\n"two\nlines",1,1\nb,inf,0\n', r"line 4 .* holds score=inf"),
-        ("score,in\n1,1\n0,nan\n", r"line 3 of .* holds in=nan, must be 1 or 0"),
-        ("score,in\n1,True\n0,False\n0,2\n", r"line 4 of .* holds in=2, must be 1 or 0"),
+        ("score,in\n1,1\n0,nan\n", r"line 3 of .* holds member=nan, which must be 1 or 0"),
+        ("score,in\n1,True\n0,False\n0,2\n", r"line 4 of .* holds member=2, which must be 1 or 0"),
         ("score,in\n1,True\n0,No\n", "cannot read .* as .csv .*No"),
     ],
 )
@@ -74,7 +77,72 @@ def test_a_csv_that_is_wrong_says_what_it_must_hold(tmp_path, text, message):
 
 def test_a_csv_without_rows_holds_no_scores(tmp_path):
     (tmp_path / "scores.csv").write_text("score,in\n")
-    assert len(CanaryScores.from_csv(tmp_path / "scores.csv").in_scores) == 0
+    assert len(CanaryScores.from_table(tmp_path / "scores.csv").in_scores) == 0
+
+
+def test_files_of_other_tools_hold_the_same_scores(tmp_path, monkeypatch):
+    """Each as its tool writes it; see docs/estimators/scores.md."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    was_in, values = rng.random(40) < 0.5, rng.standard_normal(40)
+    np.savez("attack_result.npz", scores=values, memberships=was_in)
+    np.save("signals.npy", np.stack([-values, values], axis=1))
+    np.save("memberships.npy", np.stack([~was_in, was_in]))
+    found = {"true_labels": was_in.astype(int).tolist(), "signal_values": values.tolist()}
+    Path("leakpro.json").write_text(json.dumps({**found, "tpr": None}))
+    for name, group in (("in", values[was_in]), ("out", values[~was_in])):
+        np.savetxt(f"{name}.csv", group, delimiter=",")
+        np.save(f"outputs_{name}.npy", group)
+    np.savetxt("sums.csv", values)
+    np.savetxt("mask.csv", was_in, fmt="%d")
+    np.savetxt("table.txt", np.stack([was_in, values], axis=1), delimiter=",")
+    rows = "".join(f"{m:d},.5,{v!r}\n" for m, v in zip(was_in, values.tolist(), strict=True))
+    Path("named.csv").write_text(f"member,baseline_pred,mia_pred\n{rows}")
+    pairs = "".join(f"{v!r},{m:d}\n" for m, v in zip(was_in, values.tolist(), strict=True))
+    Path("pairs.csv").write_text(f"score,label\n{pairs}")
+    read: list[tuple[tuple[str, ...], dict[str, str]]] = [
+        (("attack_result.npz",), {}),
+        (("signals.npy",), {"members": "memberships.npy", "score_column": "1"}),
+        (("signals.npy",), {"members": "mask.csv", "score_column": "1"}),
+        (("leakpro.json",), {}),
+        (("in.csv", "out.csv"), {}),
+        (("sums.csv",), {"members": "mask.csv"}),
+        (("outputs_in.npy", "outputs_out.npy"), {}),
+        (("table.txt",), {"score_column": "1", "member_column": "0"}),
+        (("named.csv",), {"score_column": "mia_pred"}),
+        (("pairs.csv",), {}),
+    ]
+    for files, columns in read:
+        scores = CanaryScores.load(*files, **columns)
+        assert scores.in_scores.tolist() == values[was_in].tolist(), files
+        assert scores.out_scores.tolist() == values[~was_in].tolist(), files
+        assert all(file in scores.source for file in files)
+
+
+@pytest.mark.parametrize(
+    ("others", "columns", "message"),
+    [
+        ((), {}, "has 1 of 2 columns"),
+        ((), {"members": "short.csv"}, "3 scores and 2 memberships; there must be as many"),
+        ((), {"members": "wrong.npy"}, r"wrong.npy' holds member=2, which must be 1 or 0 \(1 of 3"),
+        ((), {"members": "text.npy"}, "cannot read 'text.npy' as .npy .* vector or a table of"),
+        ((), {"members": "cut.npy"}, "cannot read 'cut.npy' as .npy .* it is cut short"),
+        (("short.csv",), {"members": "short.csv"}, "leave out members and member_column"),
+    ],
+)
+def test_files_that_do_not_fit_together_are_refused(
+    tmp_path, monkeypatch, others, columns, message
+):
+    monkeypatch.chdir(tmp_path)
+    np.save("scores.npy", np.arange(3.0))
+    np.savetxt("short.csv", [0, 1], fmt="%d")
+    np.save("wrong.npy", [0, 1, 2])
+    np.save("text.npy", ["0", "1", "0"])
+    Path("cut.npy").write_bytes(Path("scores.npy").read_bytes()[:-1])
+    with pytest.raises(ScoresError, match=message):
+        CanaryScores.load("scores.npy", *others, **columns)
+    with pytest.raises(ScoresError, match="is for tables"):
+        CanaryScores.load("scores.npz", members="short.csv")
 
 
 OBSERVATIONS: dict[str, Any] = {

@@ -13,6 +13,7 @@ from torch.nn import functional
 from training_support import ManualModule, PrivateModule, digits, mlp, random_data, trainer_for
 
 from lightning_audit import AuditReport, Examination, PrivacyAudit
+from lightning_audit.replay import release
 
 #: Of ten classes the loss begins at about log 10 = 2.30.
 LIMIT = 2.3
@@ -368,3 +369,9 @@ def test_what_extreme_records_leave_is_found(tmp_path, kind, finding):
     assert answer.asked
     assert bool(answer.findings) == bool(finding)
     assert all(found.name.startswith(finding) for found in answer.findings)
+
+
+def test_the_largest_records_are_found_in_batches_with_a_number_each():
+    inputs, targets = torch.zeros(4, 3), torch.tensor([1.0, 9.0, 8.0, 0.0])
+    _, _, [(_, kept)] = next(release._without_largest([(inputs, targets)], 0, None))
+    assert kept.tolist() == [1.0, 1.0, 0.0, 0.0]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from made_report import made_report
 from many_trainings import audited
 from report_edits import Change, edits, with_
 
@@ -109,6 +110,14 @@ def test_what_is_read_is_what_was_written(changes):
     text = report(**changes).to_json()
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert AuditReport.from_json(text) == report(**changes)
+
+
+def test_a_notebook_shows_verdict_epsilons_and_findings_and_runs_nothing():
+    verdict = dataclasses.replace(made_report("VIOLATION").verdict, summary="<script>")
+    shown = dataclasses.replace(made_report("VIOLATION"), verdict=verdict)._repr_html_()
+    assert "<th>VIOLATION</th><td>&lt;script&gt;</td>" in shown
+    assert f"<th>claimed_epsilon</th><td>{made_report().claimed_epsilon:g}</td>" in shown
+    assert "<th>noise</th>" in shown
 
 
 def test_numpy_scalars_are_written_as_plain_numbers():
