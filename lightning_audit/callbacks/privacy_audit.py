@@ -172,14 +172,6 @@ class PrivacyAudit(AuditArguments, OneFit):
         ClaimUsedUp: in the same way, if the claim ended the training before its planned end.
     """
 
-    def __new__(cls, *_: Any, **given: Any) -> PrivacyAudit:
-        """Name the right argument for one that other libraries have."""
-        if wrong := sorted({"epsilon", "target_epsilon", "max_epsilon"} & set(given)):
-            raise TypeError(
-                f"{wrong[0]}= is no argument; the claim is PrivacyAudit(claimed_epsilon=)"
-            )
-        return super().__new__(cls)
-
     def __init__(
         self,
         claimed_epsilon: float | None = None,

@@ -120,12 +120,6 @@ def test_it_takes_the_data_as_fit_takes_them(tmp_path):
     assert audit.preview(trainer_for(tmp_path, audit, max_epochs=3), module, loader).can_be_audited
 
 
-@pytest.mark.parametrize("name", ["epsilon", "target_epsilon"])
-def test_other_names_of_the_claim_lead_to_it(name):
-    with pytest.raises(TypeError, match=rf"^{name}= is no argument; .*claimed_epsilon="):
-        PrivacyAudit(**{name: 8.0})
-
-
 class SettlesLate(PrivateModule):
     """Large first gradients, of weights that are six times as large as usual."""
 
