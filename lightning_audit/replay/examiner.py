@@ -209,16 +209,16 @@ ANSWERED = frozenset(QUESTIONS) - {FACTORS}
 
 #: Largest number of steps that each question replays alone, with few crafted gradients.
 USUAL: Mapping[str, float] = {
-    REPLAY_SENSITIVITY.name: 10.0,
-    FACTORS: 5.0,
-    REPLAY_RELEASE.name: 18.0,
-    COUPLING.name: 5.0,
-    REPLAY_CLIPPING.name: 22.0,
+    REPLAY_SENSITIVITY.name: 15.0,
+    FACTORS: 14.0,
+    REPLAY_RELEASE.name: 20.0,
+    COUPLING.name: 10.0,
+    REPLAY_CLIPPING.name: 24.0,
     REPLAY_NOISE.name: 24.0,
 }
 #: Replays that must be left to begin a question.
 _LEAST = {
-    FACTORS: 5,
+    FACTORS: 8,
     REPLAY_RELEASE.name: 6,
     COUPLING.name: 3,
     REPLAY_CLIPPING.name: 4,
