@@ -631,6 +631,7 @@ def test_on_a_terminal_the_table_is_drawn_and_progress_goes_to_stderr(run_all, c
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     said = cli("selftest", "--quick")
     (row,) = [line for line in said.lines if "half_noise" in line]
