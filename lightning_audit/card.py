@@ -25,9 +25,9 @@ from lightning_audit.report.page_verdict import (
     verdict_meaning,
     verdict_sentence,
 )
-from lightning_audit.report.text import counts_line
+from lightning_audit.report.text import counts_line, warnings_of
 from lightning_audit.results import report_json
-from lightning_audit.results.audit_report import AuditReport, Outcome
+from lightning_audit.results.audit_report import AuditReport, Outcome, measured_words
 from lightning_audit.results.report_json import plain
 
 # --- What only people know of a training: the keys of card.yaml, and its reader.
@@ -246,7 +246,7 @@ def privacy_card(report: AuditReport, facts: Mapping[str, str], name: str) -> Pr
     """
     stated = {
         section: tuple(
-            CardRow(fact.title, facts.get(key, NOT_STATED), fact.asked_by, stated=True)
+            _stated(report, key, fact, facts.get(key, ""))
             for key, fact in FACTS.items()
             if fact.section == section
         )
@@ -267,6 +267,16 @@ def privacy_card(report: AuditReport, facts: Mapping[str, str], name: str) -> Pr
         ),
         evidence=tuple(_evidence(report)),
     )
+
+
+def _stated(report: AuditReport, key: str, fact: Fact, text: str) -> CardRow:
+    """Return the row of a statement; what the audit saw logged is published without noise."""
+    seen = ", ".join(f"`{visible(name)}`" for name in report.published)
+    if key == "unprotected" and seen:
+        logged = f"the training logs {seen} (by the audit)"
+        both = f"{text}; {logged}" if text else logged
+        return CardRow(fact.title, both, fact.asked_by, stated=bool(text))
+    return CardRow(fact.title, text or NOT_STATED, fact.asked_by, stated=True)
 
 
 def standing(report: AuditReport) -> str:
@@ -333,6 +343,10 @@ def _measured(report: AuditReport) -> Iterator[CardRow]:
     )
     yield CardRow("Mechanism", mechanism(report), both)
     yield CardRow("Accounting", _accounting(report), both)
+    if measured := measured_words(report, source=True):
+        yield CardRow("As measured, an estimate", measured, both)
+    if warnings := warnings_of(report):
+        yield CardRow("Warnings", "; ".join(text for _, text in warnings), both)
     yield CardRow("Audit", _audit(report), (NIST, ISO))
 
 
@@ -467,6 +481,8 @@ def privacy_block(report: AuditReport, facts: Mapping[str, str] = {}) -> dict[st
         "epsilon_proved_at_least": report.epsilon_lower,
         "epsilon_proved_at_planned_end": report.epsilon_lower_at_end,
         "epsilon_not_excluded": report.epsilon_not_excluded,
+        "epsilon_as_measured": measured_words(report) or None,
+        "logged_without_noise": list(report.published) or None,
         "delta": report.delta,
         "neighboring_data_sets": adjacency_words(report),
         "mechanism": mechanism(report),
@@ -493,8 +509,6 @@ def privacy_section(
         facts: statements of the owner, from `card_facts.read_facts`.
         name: of the model.
     """
-    pass
-
     return "## Privacy\n\n" + body(privacy_card(report, facts, name), level=3)
 
 

@@ -788,13 +788,16 @@ class Case:
             parameters = (named,) if isinstance(named, str) else tuple(map(str, named))
         # A loader may draw more batches than steps are taken.
         last = max(self.monitor.steps - 1, 0) if self.monitor else math.inf
+        entailed = tuple(n for n in self.violated if n in explains and n != finding)
+        # The step at which the first sign of the fault was seen, by any of these checks.
+        steps = [first_seen(self.violated[name].evidence) for name in (finding, *entailed)]
+        step = min((step for step in steps if step is not None), default=None)
         place = Place(
             parameters,
-            None if (step := first_seen(seen)) is None else int(min(step, last)),
+            None if step is None else int(min(step, last)),
             None if seen.get("process") is None else int(seen["process"]),
             code=places_in(str(seen.get("where", ""))),
         )
-        entailed = tuple(n for n in self.violated if n in explains and n != finding)
         fault = LikelyFault(name, sentence, finding, look_at, dict(evidence), place, entailed)
         return Candidate(fault, explains)
 

@@ -166,6 +166,7 @@ def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
         "noise_ratio_upper": {name: rounded_up(limit) for name, limit in limits.items()},
         "median_of_the_others": float(np.median(others)),
     }
+    evidence |= {"noise_ratio": interval} if whole else {}
     return [
         case.candidate(
             "noise_missing_in_tensors" if missing else "noise_too_small_in_tensors",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -191,6 +192,7 @@ class Finding:
         look_at: where to look in the code.
         places: places in the user's code.
         explains: names of the failed checks that it explains.
+        step: in which it was first seen, from 0; None if unknown.
     """
 
     check: str
@@ -200,6 +202,7 @@ class Finding:
     look_at: str
     places: tuple[CodePlace, ...] = ()
     explains: tuple[str, ...] = ()
+    step: int | None = None
 
     @property
     def fails(self) -> bool:
@@ -231,7 +234,7 @@ def severity_of(check: Check, status: str = "violated") -> Severity:
 
 def _finding(report: AuditReport, result: CheckResult) -> Finding:
     check, fault = DECLARED[result.name], _fault(report, result)
-    where = result.evidence.get("where")
+    where, step = result.evidence.get("where"), result.evidence.get("violated_at_step")
     code = fault.place.code if fault else ()
     code = code or places_in(where if isinstance(where, str) else "")
     return Finding(
@@ -242,6 +245,7 @@ def _finding(report: AuditReport, result: CheckResult) -> Finding:
         look_at=(fault.look_at if fault else "") or result.advice or check.look_at,
         places=tuple(place for place in code if place.is_relative),
         explains=fault.consequences if fault else (),
+        step=fault.place.step if fault else step if isinstance(step, int) else None,
     )
 
 
@@ -294,6 +298,7 @@ def _summary_of(one: Checked) -> dict[str, Any]:
         "epsilon_spent": report.epsilon_spent,
         "claimed_epsilon": report.claimed_epsilon,
         "epsilon_not_excluded": report.epsilon_not_excluded,
+        "epsilon_measured": dataclasses.asdict(m) if (m := report.epsilon_measured) else None,
         "delta": report.delta,
         "steps": report.steps,
         "created": report.created,
@@ -532,9 +537,8 @@ def _details(name: str, finding: Finding, report: AuditReport) -> Iterator[str]:
     yield f"- **Check:** {in_markdown(finding.check)}{status}"
     yield f"- **Severity:** {finding.severity}: {SEVERITIES[finding.severity]}"
     yield f"- **Seen:** {in_markdown(result.message)}"
-    step = result.evidence.get("violated_at_step")
-    if isinstance(step, int):
-        yield f"- **First seen:** after {step + 1} of {report.steps} steps"
+    if finding.step is not None:
+        yield f"- **Where:** first seen in step {finding.step + 1} of {report.steps}"
     for place in finding.places:
         yield f"- **Code:** {in_markdown(place.name)} at {in_markdown(place.file)}:{place.line}"
     if finding.look_at:

@@ -191,6 +191,7 @@ class LoaderFacts:
         empty: what is done with an empty batch: "stepped", "made_up" if a record of random numbers
             is trained on instead, "left_out" if the process has one batch less.
         drawn_from: number of records from which a process draws; None if unknown.
+        data: class of the data set; empty without a loader.
     """
 
     kind: Literal["poisson", "not_poisson", "unknown"]
@@ -202,6 +203,7 @@ class LoaderFacts:
     raised_in: int | None = None
     empty: Literal["stepped", "made_up", "left_out"] = "stepped"
     drawn_from: int | None = field(default=None, compare=False)
+    data: str = field(default="", compare=False)
 
 
 def loader_facts(loaders: Any) -> LoaderFacts:
@@ -214,7 +216,11 @@ def loader_facts(loaders: Any) -> LoaderFacts:
         The facts of the first loader that is not Poisson, else of the first one.
     """
     facts = [
-        replace(_facts(loader), records=len(loader.dataset) if can_be_watched(loader) else None)
+        replace(
+            _facts(loader),
+            records=len(loader.dataset) if can_be_watched(loader) else None,
+            data=type(loader.dataset).__name__ if hasattr(loader, "dataset") else "",
+        )
         for loader in _pytree.tree_leaves(loaders)
     ]
     doubtful = [fact for fact in facts if fact.kind != "poisson"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +30,7 @@ from lightning_audit.report.page_verdict import (
     verdict_meaning,
     verdict_sentence,
 )
-from lightning_audit.report.text import length
+from lightning_audit.report.text import length, warnings_of
 from lightning_audit.results import report_json
 from lightning_audit.results.audit_report import AuditReport, Outcome, TrainingsSeen
 from lightning_audit.results.report_details import PLAIN_LOOP
@@ -199,6 +201,8 @@ def report_page(report: AuditReport, training: str, *, css_beside: bool = False)
         verdict=marked(verdict_sentence(report)),
         meaning=verdict_meaning(report),
         facts=page_verdict.facts(report),
+        subject=page_verdict.subject(report),
+        warnings=[marked(sentence(text)) for _, text in warnings_of(report)],
         contents=_contents(parts),
         delta=number(report.delta),
         never=page_verdict.never(report),
@@ -254,6 +258,13 @@ def style_sheet() -> str:
 
 
 @functools.cache
+def _hash_of_style() -> str:
+    """Return the source in a Content-Security-Policy that allows the style sheet in a page."""
+    digest = base64.b64encode(hashlib.sha256(style_sheet().encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+@functools.cache
 def _templates() -> Environment:
     return Environment(
         loader=PackageLoader("lightning_audit.report"),
@@ -281,6 +292,7 @@ def rendered(template: str, css_beside: bool, **values: Any) -> str:
     page = _templates().get_template(template)
     return page.render(
         css=Markup(style_sheet()),
+        style_source="'self'" if css_beside else _hash_of_style(),
         css_beside=CSS_NAME if css_beside else "",
         version=__version__,
         **values,

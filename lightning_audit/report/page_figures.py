@@ -135,6 +135,8 @@ def _warns(name: str) -> bool:
 _ALL, _SHOWN = 16, 14
 #: Characters of a name, and those kept of its start and its end.
 _LONGEST, _START, _END = 26, 9, 16
+#: Ratio of a reading from which the data's part is pointed out.
+_BY_DATA = 1.2
 _RATIO_TICKS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)
 
 
@@ -264,7 +266,8 @@ def _dots_say(every: Sequence[MeasuredTensor]) -> str:
     if few:
         verb = "has" if few == 1 else "have"
         return f"{few} of {plural(len(every), 'tensor')} {verb} less noise than stated (✕)."
-    return f"None of {plural(len(every), 'tensor')} shows less noise than stated."
+    more = " Above 1, data add to the noise." if max(t.ratio for t in every) > _BY_DATA else ""
+    return f"None of {plural(len(every), 'tensor')} shows less noise than stated.{more}"
 
 
 def _note(
@@ -389,9 +392,7 @@ class _Drawing:
             parts.append("the evidence against the claim")
             first = self._alarm()
             crossed = (
-                f" The alarm level was reached after {plural(first, 'step')}."
-                if first
-                else " The alarm level was not reached."
+                f" First seen in step {first:,}." if first else " The alarm level was not reached."
             )
             top += _EVIDENCE
         else:
@@ -444,8 +445,10 @@ class _Drawing:
         return -math.log(float(self.report.settings.get("significance", 1e-3)))
 
     def _alarm(self) -> int | None:
-        """Return the steps after which the alarm level was reached."""
-        rows = growth(self.report)
+        """Return the step, from 1, in which the fault was first seen; else of the first alarm."""
+        root, rows = self.report.verdict.root, growth(self.report)
+        if root is not None and root.place.step is not None:
+            return root.place.step + 1
         return next((step for step, log_e in rows if log_e >= self._level() - 1e-9), None)
 
     def _evidence(self, top: float) -> Iterator[Markup]:
@@ -491,7 +494,7 @@ class _Drawing:
     def _alarm_label(self, first: int, at: float) -> Iterator[Markup]:
         stops = self.report.settings.get("on_violation") in ("raise", "stop")
         stopped = ", training stopped" if stops and first >= self.last else ""
-        words = f"first alarm after {plural(first, 'step')}{stopped}"
+        words = f"first seen in step {first:,}{stopped}"
         yield self._beside(first, at, words, "lab badtext")
 
     def _beside(self, step: int, y: float, words: str, kind: str) -> Markup:

@@ -14,6 +14,7 @@ from lightning_audit.report.page_figures import FPR, is_correlated
 from lightning_audit.report.page_parts import (
     DASH,
     element,
+    inner,
     level,
     level_line,
     marked,
@@ -27,7 +28,12 @@ from lightning_audit.report.page_parts import (
     tick_row,
     upright,
 )
-from lightning_audit.results.audit_report import AT_END, AuditReport, EpsilonBound
+from lightning_audit.results.audit_report import (
+    AT_END,
+    AuditReport,
+    EpsilonBound,
+    measured_words,
+)
 
 # --- The epsilons of a report as bars on one axis, each with a sentence.
 
@@ -46,6 +52,7 @@ class EpsilonRow:
         value: the number as text.
         bar: the bar.
         means: what it says, in a sentence or two.
+        leads: whether it is one of the two that are not folded: the stated and the found one.
     """
 
     kind: str
@@ -54,6 +61,7 @@ class EpsilonRow:
     value: str
     bar: Markup
     means: str
+    leads: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,12 +73,14 @@ class EpsilonSection:
         ticks: labels of the axis; empty without rows.
         note: what a violation means for them, or that nothing is known.
         claimed: whether the claim is drawn as a line.
+        folded: names of the bars that are folded, with their values; empty if there are none.
     """
 
     rows: tuple[EpsilonRow, ...]
     ticks: Markup
     note: str
     claimed: bool
+    folded: str = ""
 
 
 def most_found(epsilon: float, delta: float, fpr: float = FPR) -> float:
@@ -100,7 +110,9 @@ def epsilon_section(report: AuditReport) -> EpsilonSection:
     drawn = _Axis(report)
     rows = tuple(drawn.rows())
     ticks = tick_row(nice(drawn.high, 5), drawn.high) if rows else Markup("")
-    return EpsilonSection(rows, ticks, _note(report, bool(rows)), drawn.claim is not None)
+    names = ", ".join(f"{inner(row.name)} {row.value}" for row in rows if not row.leads)
+    folded = names[:1].upper() + names[1:]
+    return EpsilonSection(rows, ticks, _note(report, bool(rows)), drawn.claim is not None, folded)
 
 
 def adjacency_words(report: AuditReport) -> str:
@@ -132,7 +144,9 @@ class _Axis:
         single = self.single.epsilon_lower if self.single else None
         self.many = report.bounds if report.trainings is not None else ()
         most = (bound.epsilon_lower for bound in self.many)
-        known = [self.claim, self.spent, self.proved, self.end, single, *most]
+        self.found = report.epsilon_measured
+        found = None if self.found is None else self.found.upper or self.found.lower
+        known = [self.claim, self.spent, self.proved, self.end, single, found, *most]
         finite = [value for value in known if value is not None and math.isfinite(value)]
         top = max(finite, default=0.0) or 1.0
         self.high = 1.12 * max(top, min(self.free or 0.0, _MOST * top))
@@ -145,12 +159,20 @@ class _Axis:
         """Yield what is known."""
         mechanism = _of_mechanism(self.report)
         if self.claim is not None:
-            yield self._row(
-                "claimed", "┆", "Claimed", self.claim, _promise(self.report, self.claim)
-            )
+            means = _promise(self.report, self.claim)
+            yield self._row("claimed", "┆", "Claimed", self.claim, means, leads=True)
+        if self.found is not None:
+            one = self.found
+            name = "Measured, about" if one.about is not None else "Measured, at least"
+            means = f"An estimate. {sentence(measured_words(self.report, source=True))}"
+            about = one.lower if one.about is None else one.about
+            yield self._row("measured", "●", name, about, means, leads=True)
         if self.spent is not None:
             kind = "spent refuted" if mechanism else "spent"
-            yield self._row(kind, "◆", "Spent", self.spent, _books(self.report, self.spent))
+            leads = not mechanism and not self.many
+            yield self._row(
+                kind, "◆", "Spent", self.spent, _books(self.report, self.spent), leads=leads
+            )
         for bound in self.many:
             kind, sign = ("proved", "▶") if bound.looks == "anytime" else ("single", "▷")
             name, means = page_verdict.bound_row(bound)
@@ -178,7 +200,16 @@ class _Axis:
         if self.free is not None:
             yield self._row("open", "◁", "Not excluded up to", self.free, _open(self, self.free))
 
-    def _row(self, kind: str, sign: str, name: str, value: float | None, means: str) -> EpsilonRow:
+    def _row(
+        self,
+        kind: str,
+        sign: str,
+        name: str,
+        value: float | None,
+        means: str,
+        *,
+        leads: bool = False,
+    ) -> EpsilonRow:
         start = self.at(self.proved) if kind == "open" else 0.0
         bar = element(
             "rect",
@@ -193,7 +224,8 @@ class _Axis:
         if self.claim is not None and math.isfinite(self.claim):
             parts.append(upright(self.at(self.claim), "claim dash", 30))
         shown = DASH if value is None else number(value)
-        return EpsilonRow(kind, sign, name, shown, row(30, *parts), means)
+        leads = leads or bool(self.many)
+        return EpsilonRow(kind, sign, name, shown, row(30, *parts), means, leads)
 
 
 def _promise(report: AuditReport, claim: float) -> str:
@@ -313,10 +345,12 @@ class MethodTable:
     Args:
         rows: the numbers.
         assumptions: all assumptions, in the order of their letters.
+        letters: the first and the last letter.
     """
 
     rows: tuple[MethodRow, ...]
     assumptions: tuple[Markup, ...]
+    letters: str
 
 
 def method_table(report: AuditReport) -> MethodTable:
@@ -325,6 +359,7 @@ def method_table(report: AuditReport) -> MethodTable:
     every = list(dict.fromkeys(text for *_, assumed in rows for text in assumed))
     letters = {text: _letter(i) for i, text in enumerate(every)}
     return MethodTable(
+        letters=f"A to {_letter(len(every) - 1)}" if every[1:] else "A",
         rows=tuple(
             MethodRow(name, value, how, holds, " ".join(letters[a] for a in assumed) or DASH)
             for name, value, how, holds, assumed in rows

@@ -26,7 +26,7 @@ from lightning_audit.report.page_parts import (
     power_words,
     sentence,
 )
-from lightning_audit.report.text import NOT_TRIED, counted, headline, headline_of
+from lightning_audit.report.text import NOT_TRIED, counted, headline, headline_of, records_of
 from lightning_audit.results.audit_report import (
     AuditReport,
     CheckResult,
@@ -164,9 +164,11 @@ def facts(report: AuditReport) -> list[Fact]:
         return facts_of_trainings(report.trainings)
     planned = report.planned_steps
     of = f"of {planned:,} planned" if planned and planned != report.steps else ""
+    stated = "-" if report.claimed_epsilon is None else number(report.claimed_epsilon)
     found: list[Fact] = [
+        ("Stated ε", stated, f"at δ = {number(report.delta)}"),
+        ("Found ε", *_found_epsilon(report)),
         ("Steps audited", f"{report.steps:,}", of),
-        ("Canary readings", f"{report.observations:,}", ""),
     ]
     if len(report.optimizers) > 1:
         found.append(("Private optimizers", f"{len(report.optimizers)}", ""))
@@ -187,6 +189,33 @@ def facts(report: AuditReport) -> list[Fact]:
     elif not report.complete:
         found.append(("Training", "not ended", "when this was written"))
     return found
+
+
+def _found_epsilon(report: AuditReport) -> Pair:
+    """Return the epsilon of what ran, as far as the audit knows it, and what it is."""
+    one, proved = report.epsilon_measured, report.epsilon_lower
+    if one is not None and math.isinf(one.lower):
+        return "above 100", "as measured"
+    if one is not None and one.about is not None and one.upper is not None:
+        return f"about {number(one.about, 2)}", f"{number(one.lower)} to {number(one.upper)}"
+    if one is not None:
+        return f"at least {number(one.lower)}", "as measured"
+    violated = report.verdict.outcome == "VIOLATION"
+    if report.epsilon_spent is None or (violated and report.verdict.kind == "mechanism"):
+        return "unknown", f"at least {number(proved)} is proved" if proved else "none is proved"
+    return number(report.epsilon_spent), "for these steps"
+
+
+def subject(report: AuditReport) -> str:
+    """Return what was trained on what: classes, the size if the claim states it, the commit."""
+    run = report.run
+    if run is None:
+        return ""
+    records = records_of(report)
+    data = run.data + (f" of about {records:,} records" if records and run.data else "")
+    commit = f"commit {run.commit[:12]}" if run.commit else ""
+    trained = " on ".join(filter(None, (run.name, data)))
+    return visible(", ".join(filter(None, (trained, commit))))
 
 
 def claim_rows(report: AuditReport) -> list[Pair]:
@@ -626,7 +655,7 @@ def _where(place: Place) -> Markup:
     """Return when and where a fault was first seen; steps count from 1."""
     parts = []
     if place.step is not None:
-        parts.append(f"after {plural(place.step + 1, 'step')}")
+        parts.append(f"first seen in step {place.step + 1:,}")
     if place.optimizer:
         parts.append(f"in optimizer {place.optimizer}")
     if place.parameters:
@@ -635,6 +664,4 @@ def _where(place: Place) -> Markup:
         parts.append(f"in {', '.join(names)}{f' and {more} more' if more > 0 else ''}")
     if place.process is not None:
         parts.append(f"in process {place.process}")
-    if place.code:
-        parts.append(f"see {', '.join(map(str, place.code))}")
     return marked(sentence(", ".join(parts) or "unknown"))

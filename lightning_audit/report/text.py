@@ -27,6 +27,7 @@ from lightning_audit.results.audit_report import (
     LikelyFault,
     TrainingsSeen,
     describe,
+    measured_words,
     outcome_in_words,
 )
 
@@ -93,11 +94,45 @@ def _headlines() -> dict[str, str]:
     return headlines()
 
 
+def records_of(report: AuditReport) -> int | None:
+    """Return the number of records, as far as the claim's batch size and rate state it."""
+    parts = {name: part.value for name, part in report.claim.items()}
+    size, rate = parts.get("expected_batch_size"), parts.get("sample_rate")
+    if not isinstance(size, int | float) or not isinstance(rate, int | float) or not rate > 0:
+        return None
+    return round(size / rate)
+
+
+def warnings_of(report: AuditReport) -> list[tuple[str, str]]:
+    """Return what fails no gate and lets more out than epsilon says: each in short, and whole."""
+    found = []
+    if report.published:
+        names = ", ".join(f"`{name}`" for name in report.published[:5])
+        more = f" and {len(report.published) - 5} more" if len(report.published) > 5 else ""
+        short = f"logs {names}{more} without noise"
+        found.append(
+            (short, f"the training {short}: no epsilon covers what is computed from training data")
+        )
+    records = records_of(report)
+    if records and report.delta > 1.0 / records:
+        short = f"delta {report.delta:g} is above 1 / {records:,} records"
+        found.append((short, f"{short}: such a delta admits publishing a record; take less"))
+    for check in report.checks:
+        if check.status == "warned" and not check.follows_from:
+            title = lower(title_of(check.name, failed=True))
+            found.append((f"{title} ({check.name})", f"{title}: {check.message}"))
+        elif check.name == "expected_batch_size" and check.evidence.get("of_neighbours"):
+            found.append(("the divisor is computed from the number of records", check.message))
+        elif check.name == "ledger.schedule" and check.status == "not_run" and check.evidence:
+            found.append(("the schedule of steps or noise is set by hand", check.message))
+    return found
+
+
 def status_line(report: AuditReport) -> str:
     """Return a verdict in one line of a log.
 
     Example:
-        VIOLATION: too little noise is added (noise), first seen in step 2, HalfNoise at a.py:90
+        VIOLATION: too little noise is added (noise), first seen in step 2, a.py:90 HalfNoise
     """
     words = [f"{outcome_in_words(report.verdict)}: {headline(report)}"]
     if root := report.verdict.root:
@@ -123,7 +158,7 @@ def progress(report: AuditReport) -> str:
 
 def code_of(fault: LikelyFault) -> list[str]:
     """Return the places of the user's code that a fault points to, the likeliest first."""
-    return [f"{place.file}:{place.line} {place.name}" for place in fault.place.code]
+    return [place.pointer for place in fault.place.code]
 
 
 def power_of_ten(log_value: float) -> str:
@@ -314,11 +349,13 @@ _ROOM = WIDTH - _INDENT - _LABEL
 #: Rows that lose a line if there are too many, in this order, and the fewest lines of each.
 _SHORTENED = (
     *(("Not examined", 2), ("Code", 1), ("Where", 1), ("Also", 1), ("Or", 1), ("Look at", 2)),
-    *(("Seen", 1), ("But", 1), ("Not examined", 1), ("Allowed", 1), ("Missing", 1)),
+    *(("Seen", 1), ("But", 1), ("Warning", 1), ("Not examined", 1), ("Allowed", 1)),
+    ("Missing", 1),
     ("Look at", 1),
 )
-#: Rows that are left out if there are still too many.
-_LEFT_OUT = ("Not covered", "Explains", "Or", "Warning", "Would catch", "Missing", "Where", "But")
+#: Rows that are left out if there are too many: first, and after others lost their lines.
+_LEFT_FIRST = ("Note",)
+_LEFT_OUT = ("Not covered", "Explains", "Warning", "Or", "Would catch", "Missing", "Where", "But")
 #: Topics in a word.
 _TOPICS = {
     "Fresh randomness": "Randomness",
@@ -379,6 +416,7 @@ def summary_rows(report: AuditReport, path: str | os.PathLike[str] | None = None
         *_missing(report),
         *_accepted(report),
         Row("Epsilon", epsilons(report), 2),
+        *([Row("Measured", measured, 2)] if (measured := measured_words(report)) else []),
         *_power(report),
         *_tallies(report),
     ]
@@ -388,8 +426,12 @@ def summary_rows(report: AuditReport, path: str | os.PathLike[str] | None = None
         rows.append(Row("Not covered", _NOT_COVERED if report.trainings is None else NOT_TRIED))
     if path is not None:
         name = os.fspath(path)
-        notes = f" (has {plural(len(report.notes), 'note')})" if report.notes else ""
-        rows.append(Row("Report", f"lightning-audit show {name}{notes}", 0))
+        if report.notes:
+            more = f" (and {plural(len(report.notes) - 1, 'note')})" if report.notes[1:] else ""
+            first = report.notes[0]
+            short = textwrap.shorten(first, _ROOM - len(more), placeholder=" ...")
+            rows.append(Row("Note", f"{short}{more}"))
+        rows.append(Row("Report", f"lightning-audit show {name}", 0))
     return _fitting(rows)
 
 
@@ -397,15 +439,21 @@ def _fitting(rows: list[Row]) -> list[Row]:
     """Return rows of at most `MOST_LINES` lines."""
     # Lines that a text does not need are not given.
     rows = [replace(row, most=min(row.most, len(row.lines))) for row in rows]
+    _leave_out(rows, _LEFT_FIRST)
     for label, least in _SHORTENED:
         for at in reversed(range(len(rows))):
             while rows[at].label == label and rows[at].most > least and _lines(rows) > MOST_LINES:
                 rows[at] = replace(rows[at], most=rows[at].most - 1)
-    for label in _LEFT_OUT:
+    _leave_out(rows, _LEFT_OUT)
+    return rows
+
+
+def _leave_out(rows: list[Row], labels: Iterable[str]) -> None:
+    """Remove rows with these labels, in their order, while there are too many lines."""
+    for label in labels:
         for row in [row for row in reversed(rows) if row.label == label]:
             if _lines(rows) > MOST_LINES:
                 rows.remove(row)
-    return rows
 
 
 def _lines(rows: list[Row]) -> int:
@@ -484,15 +532,16 @@ def _evidence(report: AuditReport, root: LikelyFault, check: CheckResult | None)
     else:
         yield "seen directly"
     if root.place.step is not None:
-        yield f"first in step {root.place.step + 1} of {report.steps}"
+        yield f"first seen in step {root.place.step + 1} of {report.steps}"
 
 
 def _undecided(report: AuditReport) -> Iterator[Row]:
-    for label, status in (("Unclear", "undecided"), ("Warning", "warned")):
-        names = [c.name for c in report.checks if c.status == status and not c.follows_from]
-        if names:
-            more = f"; and {len(names) - 1} more" if len(names) > 1 else ""
-            yield Row(label, f"{lower(title_of(names[0], failed=True))} ({names[0]}){more}")
+    names = [c.name for c in report.checks if c.status == "undecided" and not c.follows_from]
+    if names:
+        more = f"; and {len(names) - 1} more" if len(names) > 1 else ""
+        yield Row("Unclear", f"{lower(title_of(names[0], failed=True))} ({names[0]}){more}")
+    if warnings := [short for short, _ in warnings_of(report)]:
+        yield Row("Warning", "; ".join(warnings), 2)
 
 
 def _no_fault(report: AuditReport) -> Iterator[Row]:
@@ -539,9 +588,11 @@ def epsilons(report: AuditReport) -> str:
         f"spent {{}}{cost}": spent,
         "proved >= {}": proved or None,
         "at the planned end >= {}": report.epsilon_lower_at_end or None,
-        "excluded > {}": report.epsilon_not_excluded,
+        "not excluded up to {}": report.epsilon_not_excluded,
     }
     shown = [name.format(f"{value:.3g}") for name, value in known.items() if value is not None]
+    if report.epsilon_not_excluded == math.inf:
+        shown[-1] = "none excluded yet"
     if proved == 0.0:  # no news, and no sign of privacy
         shown.insert(len(shown) - (report.epsilon_not_excluded is not None), "no bound proved")
     return f"{', '.join(shown) or 'unknown'}; delta {report.delta:g}"
@@ -698,6 +749,7 @@ def print_report(report: AuditReport, path: str | os.PathLike[str] | None = None
         describe(report.verdict),
         table(("check", "result", "evidence", "observed"), rows, title="Checks"),
         *_epsilon_lines(report),
+        *(f"as measured: {words}" for words in [measured_words(report)] if words),
         *_closing_lines(report, path),
     )
 
@@ -763,7 +815,8 @@ def _cost_lines(report: AuditReport) -> list[str]:
 
 
 def _closing_lines(report: AuditReport, path: str | os.PathLike[str] | None) -> list[str]:
-    lines = [f"Note: {visible(note)}" for note in report.notes]
+    lines = [f"Warning: {visible(text)}" for _, text in warnings_of(report)]
+    lines += [f"Note: {visible(note)}" for note in report.notes]
     if path is not None:
         written = f" (written {visible(report.created)})" if report.created else ""
         lines.append(f"Report: {visible(os.fspath(path))}{written}")

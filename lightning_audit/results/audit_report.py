@@ -7,9 +7,10 @@ each number can be computed again; the observations themselves are in separate f
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from lightning_audit.results.report_details import (
     CourseRow,
     Ended,
     ExaminationTold,
+    MeasuredEpsilon,
     PassBlocker,
     RunAbout,
     TensorNoise,
@@ -175,7 +177,7 @@ def describe(verdict: Verdict) -> str:
     if root := verdict.root:
         lines += _details(root, verdict.advice)
         lines += [
-            f"Also possible: {_briefly(fault, root.place)}"
+            f"Or: {_briefly(fault, root.place)}"
             for fault in verdict.faults[1:]
             if fault.shares_finding(root)
         ]
@@ -188,12 +190,13 @@ def describe(verdict: Verdict) -> str:
 
 def _details(root: LikelyFault, advice: str) -> list[str]:
     """What is known of the root, each in a line if there is anything to say."""
-    evidence = ", ".join(f"{k} {_shown(_from_one(k, v))}" for k, v in root.evidence.items())
+    known = {k: v for k, v in root.evidence.items() if v not in ("", None)}
     parts = {
-        "Where": _in_words(root.place),
-        "Evidence": evidence,
+        "Where": _in_words(replace(root.place, code=())),
+        "Code": ", ".join(place.pointer for place in root.place.code),
+        "Evidence": ", ".join(f"{k} {_shown(_from_one(k, v))}" for k, v in known.items()),
         "Look at": "" if advice else root.look_at,
-        "Follows from it": ", ".join(root.consequences),
+        "Explains": ", ".join(root.consequences),
     }
     return [f"  {title}: {text}" for title, text in parts.items() if text]
 
@@ -205,7 +208,7 @@ def _briefly(fault: LikelyFault, beside: Place = Place()) -> str:
 
 def _further(fault: LikelyFault) -> str:
     """A finding that the root does not explain, in a line."""
-    follows = f"; follows from it: {', '.join(fault.consequences)}" if fault.consequences else ""
+    follows = f"; explains: {', '.join(fault.consequences)}" if fault.consequences else ""
     look_at = f"; look at: {fault.look_at}" if fault.look_at else ""
     return f"{fault.finding}: {_briefly(fault)}{look_at}{follows}"
 
@@ -220,7 +223,7 @@ def _in_words(place: Place) -> str:
     if place.step is not None:
         parts.append(f"first seen in step {place.step + 1}")
     if place.code:
-        parts.append(f"see {', '.join(map(str, place.code))}")
+        parts.append(", ".join(one.pointer for one in place.code))
     return ", ".join(parts)
 
 
@@ -238,6 +241,27 @@ def _shown(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_shown(item) for item in value)
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def measured_words(report: AuditReport, *, source: bool = False) -> str:
+    """Return the epsilon of the measured noise and clipping in words; empty if it is unknown.
+
+    Args:
+        report: of the training.
+        source: whether to add what was measured.
+    """
+    found = report.epsilon_measured
+    if found is None:
+        return ""
+    value = f"epsilon at least {found.lower:.3g}"
+    if math.isinf(found.lower):
+        value = "epsilon above 100"
+    elif found.about is not None and found.upper is not None and math.isfinite(found.upper):
+        value = f"epsilon about {found.about:.2g} ({found.lower:.3g} to {found.upper:.3g})"
+    over = f"over the {found.steps:,} {'planned steps' if found.planned else 'steps so far'}"
+    of = f" for {found.of}" if found.of else ""
+    measured = f": {found.measured}" if source else ""
+    return f"{value} {over}{of}, if everything else is as stated{measured}"
 
 
 # --- What an audit over many trainings counted: the part of its report that other reports lack.
@@ -481,6 +505,9 @@ class AuditReport:
         assumptions: what ``epsilon_spent`` and ``epsilon_not_excluded`` rest on, by their names.
         examinations: of steps by replay.
         trainings: what an audit over many trainings counted; None in a report of one training.
+        epsilon_measured: of the noise and the clipping that were found, an estimate; None where
+            neither is at fault, or not in a known ratio.
+        published: names of values that the training logs, computed from data without noise.
         schema_version: layout of this report.
     """
 
@@ -524,6 +551,8 @@ class AuditReport:
     assumptions: Mapping[str, tuple[Assumption, ...]] = field(default_factory=dict)
     examinations: tuple[ExaminationTold, ...] = ()
     trainings: TrainingsSeen | None = None
+    epsilon_measured: MeasuredEpsilon | None = None
+    published: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -623,7 +652,8 @@ class _EndedByVerdict(Exception):
     """
 
     def __init__(self, report: AuditReport) -> None:
-        super().__init__(describe(report.verdict))
+        measured = measured_words(report)
+        super().__init__(describe(report.verdict) + (measured and f"\nMeasured: {measured}"))
         self.report = report
 
     def __reduce__(self) -> tuple[Any, ...]:

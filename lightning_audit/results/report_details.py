@@ -42,6 +42,11 @@ class CodePlace:
         return f"{self.name} at {self.file}:{self.line}"
 
     @property
+    def pointer(self) -> str:
+        """The same as compilers and terminals have it, such as "a.py:7 Half.add_noise"."""
+        return f"{self.file}:{self.line} {self.name}"
+
+    @property
     def is_relative(self) -> bool:
         """Whether its file lies in the repository; false in a report that was edited."""
         path = self.file.replace("\\", "/")
@@ -224,6 +229,7 @@ class RunAbout:
         processes: that train together.
         strategy: class of Lightning's strategy, or `PLAIN_LOOP`.
         commit: of the repository that holds the module's code; None if it is in none.
+        data: class of the data set; empty if unknown.
     """
 
     name: str = ""
@@ -234,6 +240,30 @@ class RunAbout:
     processes: int = 1
     strategy: str = ""
     commit: str | None = None
+    data: str = ""
+
+
+@dataclass(frozen=True)
+class MeasuredEpsilon:
+    """An estimate of the epsilon of the mechanism that ran, if everything else is as stated.
+
+    Args:
+        lower: at the least leakage that was measured; infinite without noise.
+        upper: at the largest; None if only a lower limit was measured.
+        about: at the middle of the two; None without ``upper``.
+        steps: number of steps of which it is composed.
+        planned: whether these are all planned steps, not only those that were taken.
+        measured: what was measured, in words.
+        of: whose gradients or steps it is about, in words; empty for those of any record.
+    """
+
+    lower: float
+    upper: float | None
+    about: float | None
+    steps: int
+    planned: bool
+    measured: str
+    of: str = ""
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,6 @@ _WAIT = 16
 _HASTENED = 3
 _OFF = "examinations=0"
 _RANKS = "several processes train, and a step is replayed in one only"
-_BY_TRAINING = "training_step logs {names}, computed from raw data without noise: logging them is "
-_SEES = "an unaccounted release, which no epsilon covers"
 
 
 class Examinations:
@@ -230,10 +228,7 @@ class Examinations:
                 self.behind = SuccessiveSteps(session.step, answer.kept)
         if (answer := answers.get(COUPLING.name)) is not None:
             self._coupling.take(steps - 1, answer)
-        self._fence.logged += [name for name in found.logged if name not in self._fence.logged]
-        if found.logged:
-            shown = ", ".join(f"`{name}`" for name in found.logged[:5])
-            self._notes.add(_BY_TRAINING.format(names=shown) + _SEES)
+        self._fence.add_logged(found.logged)
 
     def _tell(
         self, step: int, answers: Mapping[str, Answer], seconds: float, findings: Collection[str]

@@ -63,21 +63,29 @@ class FenceLog(Kept):
         waiting: the same on changes within steps, by what made them, until one is examined.
         monitors: sentences on decisions by metrics without noise.
         logged: names of what ``training_step`` logs.
+        published: those that replayed steps logged, without the names of settings and counters.
         steps: number of steps that were watched.
     """
 
-    KEPT = ("told", "waiting", "monitors", "logged", "steps")
+    KEPT = ("told", "waiting", "monitors", "logged", "published", "steps")
 
     told: dict[str, str] = field(default_factory=dict)
     waiting: dict[str, str] = field(default_factory=dict)
     monitors: list[str] = field(default_factory=list)
     logged: list[str] = field(default_factory=list)
+    published: list[str] = field(default_factory=list)
     steps: int = 0
 
     @property
     def size(self) -> int:
         """Number of sentences."""
         return len(self.told) + len(self.waiting) + len(self.monitors)
+
+    def add_logged(self, names: Sequence[str]) -> None:
+        """Add names that a replayed step logged."""
+        self.logged += [name for name in names if name not in self.logged]
+        raw = (name for name in names if not _NO_METRIC.fullmatch(name))
+        self.published += [name for name in raw if name not in self.published]
 
     def results(self) -> list[CheckResult]:
         """Return the results of the checks."""

@@ -54,6 +54,7 @@ from lightning_audit.results.report_details import (
     RunAbout,
     TensorNoise,
 )
+from lightning_audit.run.measured import measured_epsilon
 from lightning_audit.session.step import AuditSession
 from lightning_audit.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
 from lightning_audit.stats.canary_bets import ProvedPart
@@ -706,7 +707,8 @@ def filled(
         config: of the audit.
     """
     run = _Run(sessions, facts, config)
-    for part in (_faults, _thresholds, _growth, _tensors, _with_limits, _claim, _blockers, _course):
+    parts = (_faults, _thresholds, _growth, _tensors, _with_limits, _claim, _blockers, _course)
+    for part in (*parts, _as_measured):
         try:
             report = part(report, run)
         except Exception as error:
@@ -766,14 +768,22 @@ def _blockers(report: AuditReport, run: _Run) -> AuditReport:
 
 def _course(report: AuditReport, run: _Run) -> AuditReport:
     about = run.facts.about
+    now, loader = about.now, run.facts.loader
     return replace(
         report,
         course=tuple(about.rows),
         ended=about.ended(report.steps, run.facts.break_off),
         planned_steps=about.planned_steps,
-        run=about.now,
+        run=replace(now, data=loader.data) if now and loader else now,
         examinations=tuple(about.examinations),
+        published=tuple(run.facts.fence.published),
     )
+
+
+def _as_measured(report: AuditReport, run: _Run) -> AuditReport:
+    if run.config.mechanism_alone:
+        return report
+    return replace(report, epsilon_measured=measured_epsilon(report, run.config.adjacency))
 
 
 def _faults(report: AuditReport, run: _Run) -> AuditReport:

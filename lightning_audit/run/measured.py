@@ -1,0 +1,154 @@
+"""Epsilon as measured: an estimate from the noise and the clipping that were found."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_audit.accounting.composition import Adjacency
+from lightning_audit.accounting.history import Phase, leaking, rates_known
+from lightning_audit.accounting.spending import composed_epsilon
+from lightning_audit.checks.clipping import SENSITIVITY
+from lightning_audit.checks.noise import NOISE_WHOLE
+from lightning_audit.checks.replay import REPLAY_CLIPPING, REPLAY_SENSITIVITY
+from lightning_audit.results.audit_report import SAME_FACTOR, AuditReport, LikelyFault
+from lightning_audit.results.report_details import MeasuredEpsilon
+
+#: Mu of a step from which epsilon is in the hundreds: it is called infinite.
+_LARGEST_MU = 20.0
+#: Checks whose evidence is how much one record adds, in units of what clipping allows.
+_OF_ONE_RECORD = (REPLAY_SENSITIVITY.name, REPLAY_CLIPPING.name)
+#: Faults without noise, as far as can be seen.
+_MISSING = ("no_noise", "noise_missing_in_tensors")
+
+
+@dataclass(frozen=True)
+class _Leakage:
+    """Limits of the leakage of a step over its claim, as a fault shows them.
+
+    Args:
+        lower: least ratio.
+        upper: largest ratio; infinite without noise, None if not limited.
+        measured: what was measured, in words.
+        of: whose gradients, in words.
+        since: step, from 0, before which the mechanism was as stated.
+    """
+
+    lower: float
+    upper: float | None
+    measured: str
+    of: str = ""
+    since: int = 0
+
+
+def measured_epsilon(report: AuditReport, adjacency: Adjacency) -> MeasuredEpsilon | None:
+    """Return the epsilon of the measured noise and clipping, if everything else is as stated.
+
+    The limits of the measured ratio, 99 % at any stop for Gaussian noise, are composed as an
+    accountant composes the stated noise: over the planned steps, since a violation stops the
+    training long before them. It is an estimate: the least sensitivity that explains the finding
+    stands for the true one, and no other fault is counted.
+
+    Args:
+        report: with verdict, history and planned steps.
+        adjacency: of the claim.
+
+    Returns:
+        The estimate; None if no fault is of known size, or a sample rate is unknown.
+    """
+    if report.verdict.root is None or SAME_FACTOR in report.verdict.summary:
+        return None
+    faults = (report.verdict.root, *report.verdict.further)
+    seen = {check.name: check.evidence for check in report.checks if check.status == "violated"}
+    noise = next(filter(None, (_of_noise(fault, seen) for fault in faults)), None)
+    record = next(filter(None, (_of_record(fault.finding, seen) for fault in faults)), None)
+    found = [one for one in (noise, record) if one is not None]
+    if not found:
+        return None
+    since = max(one.since for one in found)
+    phases, planned = _planned_phases(report)
+    lower = math.prod(one.lower for one in found)
+    upper = noise.upper if noise is not None and record is None else None
+
+    def epsilon(ratio: float) -> float | None:
+        before, after = _divided(phases, since)
+        least = min((phase.noise_multiplier for phase in phases), default=0.0)
+        if ratio > _LARGEST_MU * least:
+            return math.inf if rates_known(phases) else None
+        return composed_epsilon([*before, *leaking(after, ratio)], report.delta, adjacency)
+
+    least = epsilon(lower)
+    if least is None:
+        return None
+    return MeasuredEpsilon(
+        least,
+        None if upper is None else epsilon(upper),
+        None if upper is None else epsilon(math.sqrt(lower * upper)),
+        sum(phase.steps for phase in phases),
+        planned,
+        " and ".join(one.measured for one in found),
+        next((one.of for one in found if one.of), ""),
+    )
+
+
+def _of_noise(fault: LikelyFault, checks: Mapping[str, Mapping[str, Any]]) -> _Leakage | None:
+    """Return the leakage of noise that is too small by a known ratio; None if it is not."""
+    seen, names = {**checks.get(fault.finding, {}), **fault.evidence}, fault.place.parameters
+    since = seen.get("noise_ratio_upper_since")
+    limits = seen.get("noise_ratio_upper", since)
+    interval = seen.get("flagged_noise_ratio" if names else "noise_ratio", seen.get("noise_ratio"))
+    if isinstance(limits, Mapping):
+        limits = max(limits.values(), default=None)
+    low, high = interval or (None, limits)
+    if fault.name in _MISSING:  # all entries limit it more than a few probes
+        high = (checks.get(NOISE_WHOLE.name, {}).get("noise_ratio") or (None, high))[1]
+    if not isinstance(high, int | float) or high >= 1.0:
+        return None
+    of = ", ".join(f"`{name}`" for name in names[:3])
+    of += f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return _Leakage(
+        1.0 / high if high > 0.0 else math.inf,
+        None if low is None else 1.0 / low if low > 0.0 else math.inf,
+        f"the noise is {'at most ' if low is None else f'{low:g} to '}{high:g} times the stated"
+        if high > 0.0
+        else "no noise is added",
+        f"records whose gradient lies in {of}" if names else "",
+        fault.place.step or 0 if since is not None else 0,
+    )
+
+
+def _of_record(finding: str, checks: Mapping[str, Mapping[str, Any]]) -> _Leakage | None:
+    """Return the leakage of a record that adds more than clipping allows; None if it is not."""
+    seen, ratio = checks.get(finding, {}), None
+    if finding in _OF_ONE_RECORD and seen.get("size") and seen.get("allowed"):
+        ratio = seen["size"] / seen["allowed"]
+    elif finding == SENSITIVITY.name:
+        ratio = seen.get("shift_lower")
+    if ratio is None or not ratio > 1.0:
+        return None
+    return _Leakage(ratio, None, f"one record adds {ratio:.3g} times what clipping allows")
+
+
+def _planned_phases(report: AuditReport) -> tuple[list[Phase], bool]:
+    """Return the stated phases of all planned steps, if they are those of one optimizer."""
+    phases = [Phase(*phase) for phase in report.composed or report.history]
+    more = (report.planned_steps or 0) - report.steps
+    if more < 0 or report.composed or len(report.optimizers) > 1 or not phases:
+        return phases, False
+    return [*phases[:-1], dataclasses.replace(phases[-1], steps=phases[-1].steps + more)], True
+
+
+def _divided(phases: Sequence[Phase], since: int) -> tuple[list[Phase], list[Phase]]:
+    """Return the phases of the first ``since`` steps, and those of the others."""
+    before, after = [], []
+    for phase in phases:
+        first = min(max(since, 0), phase.steps)
+        since -= phase.steps
+        before += [dataclasses.replace(phase, steps=first)] if first else []
+        after += (
+            [dataclasses.replace(phase, steps=phase.steps - first)] if first < phase.steps else []
+        )
+    return before, after
