@@ -122,6 +122,22 @@ def test_statements_are_marked_and_missing_ones_are_not_stated():
     assert {(row.text, row.known) for row in stated.values()} == {(cards.NOT_STATED, False)}
 
 
+def test_what_is_logged_is_published_without_noise_and_warnings_have_a_row():
+    report = made_report(published=("loss",))
+    rows = {row.title: row for row in cards.privacy_card(report, {}, "lit").rows["guarantee"]}
+    published = rows["Published without noise"]
+    assert (published.text, published.stated) == ("the training logs `loss` (by the audit)", False)
+    assert rows["Warnings"].text.startswith("the training logs `loss` without noise")
+    stated = {"unprotected": "the accuracy"}
+    rows = {row.title: row for row in cards.privacy_card(report, stated, "lit").rows["guarantee"]}
+    both = "the accuracy; the training logs `loss` (by the audit)"
+    assert (rows["Published without noise"].text, rows["Published without noise"].stated) == (
+        both,
+        True,
+    )
+    assert cards.privacy_block(report)["logged_without_noise"] == ["loss"]
+
+
 def test_the_mechanism_is_that_of_the_claim_or_of_the_history():
     history = ((1.5, 0.01, 60), (1.0, 0.01, 40))
     words = "DP-SGD: Gaussian noise of {} times the clipping norm{}, Poisson sampling at rate {}"

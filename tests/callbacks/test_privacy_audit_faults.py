@@ -298,7 +298,7 @@ def test_half_noise_has_one_root_and_the_rest_follows_from_it(trained):
     text = as_text(report)
     assert text.count("VIOLATED") == 1
     assert sum("reuse.broadcast" in line for line in text.splitlines()) == 1
-    assert f"  Follows from it: {', '.join(root.consequences)}\n" in text
+    assert f"  Explains: {', '.join(root.consequences)}\n" in text
     assert text.count("Look at: ") + text.count("Next: ") == 1
     assert contradictions(report) == []
 

@@ -401,7 +401,7 @@ def test_a_finding_has_severity_place_and_what_to_look_at():
     lists = [token.content for token in tokens(text) if token.type == "inline"]
     assert "**Severity:** critical: the guarantee is void" in lists
     assert "**Code:** Half.add_noise at src/half.py:41" in lists
-    assert "**First seen:** after 8 of 100 steps" in lists
+    assert "**Where:** first seen in step 8 of 100" in lists
 
 
 def test_foreign_text_makes_no_tag_link_mention_or_cell():

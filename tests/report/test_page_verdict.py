@@ -103,8 +103,9 @@ def test_the_level_of_an_alarm_is_that_of_the_checks_share():
 def test_the_facts_of_a_run_and_how_it_ended():
     found = {name: (value, note) for name, value, note in verdicts.facts(of_outcome("PASS"))}
     assert found == {
+        "Stated ε": ("8", "at δ = 1e-05"),
+        "Found ε": ("3", "for these steps"),
         "Steps audited": ("100", "of 400 planned"),
-        "Canary readings": ("800", ""),
         "Processes": ("2", ""),
         "Steps run again": ("2", "with and without a record"),
         "False alarm": ("≤ 0.1\xa0%", "over the whole run"),
@@ -302,7 +303,7 @@ def test_the_root_has_its_evidence_its_code_and_what_it_explains():
     assert root is not None
     assert root.headline == headlines()["noise_too_small"]
     assert "the alarm is at 11,000" in root.evidence
-    assert root.where == f"After 8 steps, see {CODE[0]}."
+    assert root.where == "First seen in step 8."
     (code,) = root.code
     first = (41, "def add_noise(self) -> None:")
     assert (code.file, code.line, code.lines[0]) == ("src/half.py", 41, first)

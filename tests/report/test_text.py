@@ -28,7 +28,7 @@ from lightning_audit.results.audit_report import (
     Place,
     Verdict,
 )
-from lightning_audit.results.report_details import CodePlace
+from lightning_audit.results.report_details import ClaimedValue, CodePlace
 
 Status = Literal["ok", "violated", "allowed", "not_run"]
 
@@ -125,7 +125,7 @@ def test_everything_that_matters_is_shown(kind):
         "Likely fault: the noise is divided by the batch size twice",
         "Where: `fc[0].bias`, first seen in step 13",
         "Evidence: sd_ratio 0.0163",
-        "Also possible: no noise",
+        "Or: no noise",
         "Next: look at scale_grad, and run again",
         "epsilon at delta 1e-05: claimed 8, spent 3.5 (composed from the steps), "
         "proved at least 1.25 (from the readings), not excluded up to 4",
@@ -236,7 +236,7 @@ def test_the_verdict_comes_first_and_what_follows_from_it_has_no_row(kind):
     verdict = dataclasses.replace(VERDICT, faults=(root,))
     out = printed(kind, report(checks=(*CHECKS, follows), verdict=verdict))
     assert out.strip().startswith("VIOLATION (mechanism): the noise is smaller than claimed")
-    assert "Follows from it: reuse.lag\n" in out
+    assert "Explains: reuse.lag\n" in out
     assert out.count("reuse.lag") == out.count("VIOLATED") == 1
     assert message not in out
 
@@ -330,7 +330,7 @@ def test_a_violation_says_what_is_wrong_where_and_what_to_do():
     assert texts.summary(report, PATH).splitlines() == [
         "VIOLATION: too little noise is added",
         "  Seen         the noise is 0.49 to 0.51 times the stated (99 % interval)",
-        "  Evidence     e-value 10^6.2, alarm at 10^4; first in step 2 of 100",
+        "  Evidence     e-value 10^6.2, alarm at 10^4; first seen in step 2 of 100",
         "  Code         examples/digits.py:90 HalfNoise.add_noise, examples/digits.py:58",
         "               Digits.training_step",
         "  Look at      compare the standard deviation of the noise that is drawn",
@@ -351,7 +351,8 @@ def test_a_pass_says_what_it_would_have_seen_and_what_it_does_not_cover():
     assert texts.summary(made, PATH).splitlines() == [
         "PASS: no fault found in 100 steps",
         "  Code         no line is suspected of a fault; nothing to do",
-        "  Epsilon      claimed 8, spent 3, proved >= 1.5, excluded > 4; delta 1e-05",
+        "  Epsilon      claimed 8, spent 3, proved >= 1.5, not excluded up to 4; delta",
+        "               1e-05",
         "  Would catch  0.8 times the noise (99%), 2 times the clipping norm (>99%)",
         "  Checks ok    Clipping 5/5        Noise 11/11         Randomness 6/6",
         "               Update 5/5          Sampling 2/2        Epsilon 2/2",
@@ -404,7 +405,7 @@ def test_everything_at_once_has_fifteen_lines_and_keeps_root_code_and_remedy():
     kept = ("Seen", "Evidence", "Code", "Look at", "Also", "Epsilon", "Not examined", "Report")
     assert set(kept) <= set(labels)
     assert "sensitivity" in "".join(lines) or "other finding" in "".join(lines)
-    assert lines[-1].endswith("(has 2 notes)")
+    assert lines[-1].startswith("  Report ")
 
 
 #: What a module, a file or another release may have put into a report.
@@ -456,7 +457,41 @@ def test_what_is_allowed_and_what_does_not_hold_with_it_is_said():
 
 def test_a_proved_epsilon_of_zero_is_nothing_and_the_accountants_claim_is_named():
     shown = texts.summary(made_report(proved=0.0))
-    assert "claimed 8 (accountant), spent 3, no bound proved, excluded > 4" in shown
+    assert "claimed 8 (accountant), spent 3, no bound proved, not excluded" in " ".join(
+        shown.split()
+    )
+
+
+def test_what_lets_more_out_than_epsilon_says_has_a_row():
+    claim = {
+        "expected_batch_size": ClaimedValue(10, "optimizer"),
+        "sample_rate": ClaimedValue(0.1, "accountant"),
+    }
+    made = made_report(published=("loss", "grad_norm"), claim=claim)
+    assert texts.warnings_of(made_report()) == []
+    (short, whole), *others = texts.warnings_of(dataclasses.replace(made, delta=0.01))
+    assert others == []  # 1 / 100 records
+    assert short == "logs `loss`, `grad_norm` without noise"
+    assert whole.startswith(f"the training {short}: no epsilon covers")
+    many = changed(dataclasses.replace(made, delta=0.02), "noise.mean", status="warned")
+    assert texts.warnings_of(many)[1][0] == "delta 0.02 is above 1 / 100 records"
+    lines = texts.summary(many, PATH).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("  Warning "))
+    assert short in lines[at]
+    assert "noise.mean" in "".join(lines[at : at + 2])
+    assert "Warning: delta 0.02 is above 1 / 100 records" in printed("file", many)
+
+
+def test_the_first_note_is_told_and_the_others_are_counted():
+    shown = texts.summary(made_report(notes=("one canary was left out", "b", "c")), PATH)
+    assert "\n  Note         one canary was left out (and 2 notes)\n" in shown
+    assert "Note" not in texts.summary(made_report(), PATH)
+
+
+def test_no_infinite_epsilon_is_excluded():
+    shown = texts.summary(made_report(epsilon_not_excluded=math.inf))
+    assert "none excluded yet" in " ".join(shown.split())
+    assert "inf" not in shown
 
 
 def test_an_undecided_finding_and_a_warning_are_named():

@@ -337,8 +337,8 @@ def test_the_first_fault_gives_the_verdict_its_sentence():
 
 def test_another_place_is_told_of_a_second_fault_and_the_same_one_is_not():
     for place, told in (
-        (Place(("c.weight",), 3), "Also possible: no noise (`c.weight`, first seen in step 4)"),
-        (FAULTS[0].place, "Also possible: no noise\n"),
+        (Place(("c.weight",), 3), "Or: no noise (`c.weight`, first seen in step 4)"),
+        (FAULTS[0].place, "Or: no noise\n"),
     ):
         second = dataclasses.replace(FAULTS[1], place=place)
         assert told in describe(dataclasses.replace(VIOLATION, faults=(FAULTS[0], second)))
@@ -364,11 +364,11 @@ def test_a_verdict_is_described_in_all_its_parts():
         "Likely fault: the noise is divided by the batch size",
         "  Where: optimizer 2, `a.bias`, `b.bias`, process 1, first seen in step 13",
         "  Evidence: sd_ratio 0.0163, of (a 0.5, b inf), canaries Dirac(a)",
-        "Also possible: no noise",
+        "Or: no noise",
         "Next: look at add_noise",
     ]
     unadvised = describe(dataclasses.replace(VIOLATION, advice="")).splitlines()
-    assert unadvised[-2:] == ["  Look at: where the noise is added", "Also possible: no noise"]
+    assert unadvised[-2:] == ["  Look at: where the noise is added", "Or: no noise"]
     old = describe(Verdict("VIOLATION", "mechanism", "too small", fault="no noise"))
     assert old == "VIOLATION (mechanism): too small\nLikely fault: no noise"
     lacking = Verdict("INCONCLUSIVE", None, "too short", pass_blockers=("steps", "a claim"))
@@ -386,8 +386,8 @@ def test_what_follows_from_the_root_is_one_line_and_a_further_finding_another():
     assert describe(verdict).splitlines() == [
         "VIOLATION (mechanism): s",
         "Likely fault: no noise",
-        "  Follows from it: noise.shape, reuse.lag",
-        "Also possible: the noise is divided by the batch size "
+        "  Explains: noise.shape, reuse.lag",
+        "Or: the noise is divided by the batch size "
         "(optimizer 2, `a.bias`, `b.bias`, process 1, first seen in step 13)",
         "Also: sampling.not_poisson: wrong sampling (first seen in step 4); look at: the loader",
     ]

@@ -1,0 +1,149 @@
+"""Epsilon as measured: composed from the noise and the clipping that were found."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from made_report import made_report
+
+from lightning_audit.accounting.composition import epsilon_of_history
+from lightning_audit.accounting.history import Phase
+from lightning_audit.results.audit_report import (
+    SAME_FACTOR,
+    AuditReport,
+    LikelyFault,
+    Place,
+    PrivacyViolation,
+    measured_words,
+)
+from lightning_audit.run.measured import measured_epsilon
+
+
+def found(*faults: LikelyFault, evidence: dict[str, Any] | None = None, **changes) -> AuditReport:
+    """A violated report of 100 steps at sigma 10 and rate 1, of 400 planned, with these faults."""
+    made = made_report("VIOLATION", history=((10.0, 1.0, 100),), planned_steps=400)
+    checks = tuple(
+        dataclasses.replace(check, status="violated", evidence={**check.evidence, **evidence})
+        if evidence is not None and check.name == faults[0].finding
+        else check
+        for check in made.checks
+    )
+    verdict = dataclasses.replace(made.verdict, faults=faults, fault="")
+    return dataclasses.replace(made, verdict=verdict, checks=checks, **changes)
+
+
+def fault(
+    evidence: dict[str, Any], finding: str = "noise", name: str = "a", **place
+) -> LikelyFault:
+    return LikelyFault(name, "sentence", finding, "", evidence, Place(**place))
+
+
+def gaussian(mu: float, delta: float = 1e-5) -> float:
+    """Epsilon of Gaussian DP, from its trade-off alone (a naive twin, by bisection)."""
+
+    def reached(epsilon: float) -> float:
+        def phi(x: float) -> float:
+            return 0.5 * math.erfc(-x / math.sqrt(2.0))
+
+        return phi(-epsilon / mu + mu / 2) - math.exp(epsilon) * phi(-epsilon / mu - mu / 2)
+
+    low, high = 0.0, 1000.0
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if reached(middle) > delta else (low, middle)
+    return low
+
+
+HALF = {"noise_ratio_upper": 0.9, "noise_ratio": [0.4, 0.5]}
+
+
+def test_the_interval_of_the_noise_is_composed_over_the_planned_steps():
+    # Full batches: 400 steps at sigma 10 are Gaussian DP of mu 2, at half the noise of mu 4.
+    one = measured_epsilon(found(fault(HALF)), "add_remove")
+    assert one is not None
+    assert one.lower == pytest.approx(gaussian(4.0), rel=2e-3)
+    assert one.upper == pytest.approx(gaussian(5.0), rel=2e-3)
+    assert one.about == pytest.approx(gaussian(2.0 / math.sqrt(0.2)), rel=2e-3)
+    assert (one.steps, one.planned, one.of) == (400, True, "")
+    assert one.measured == "the noise is 0.4 to 0.5 times the stated"
+
+
+def test_an_upper_limit_alone_gives_a_lower_one_and_a_tensor_has_its_own_words():
+    report = found(fault({"noise_ratio_upper": {"a": 0.4, "b": 0.5}}, parameters=("a", "b")))
+    one = measured_epsilon(report, "add_remove")
+    assert one is not None
+    assert (one.upper, one.about) == (None, None)
+    assert one.lower == pytest.approx(gaussian(4.0), rel=2e-3)
+    assert one.of == "records whose gradient lies in `a`, `b`"
+    words = measured_words(dataclasses.replace(report, epsilon_measured=one))
+    assert words.startswith(f"epsilon at least {one.lower:.3g} over the 400 planned steps for ")
+    assert words.endswith("if everything else is as stated")
+
+
+def test_from_a_step_on_only_the_steps_since_then_leak_more():
+    since = fault({"noise_ratio_upper_since": 0.5}, step=100)
+    one = measured_epsilon(found(since), "add_remove")
+    assert one is not None
+    mu = math.sqrt(100 / 10**2 + 300 / 5**2)
+    assert one.lower == pytest.approx(gaussian(mu), rel=2e-3)
+
+
+def test_sensitivity_multiplies_the_noise():
+    clipping = fault({}, "replay.clipping")
+    evidence = {"size": 3.0, "allowed": 1.5, "findings": 1}
+    one = measured_epsilon(found(clipping, fault(HALF), evidence=evidence), "add_remove")
+    assert one is not None
+    assert one.lower == pytest.approx(gaussian(8.0), rel=2e-3)
+    assert one.upper is None  # another record may add more
+    assert one.measured == (
+        "the noise is 0.4 to 0.5 times the stated and one record adds 2 times what clipping allows"
+    )
+    alone = measured_epsilon(found(clipping, evidence=evidence), "add_remove")
+    assert alone is not None
+    assert alone.lower == pytest.approx(gaussian(4.0), rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "finding"),
+    [({"noise_ratio_upper": 0.0}, "noise"), ({"noise_ratio": [0.0, 0.001]}, "noise")],
+)
+def test_without_noise_epsilon_is_above_what_is_of_use(evidence, finding):
+    report = found(fault(evidence, finding, "no_noise"))
+    one = measured_epsilon(report, "add_remove")
+    assert one is not None
+    assert math.isinf(one.lower)
+    report = dataclasses.replace(report, epsilon_measured=one)
+    assert measured_words(report).startswith("epsilon above 100 over the 400 planned steps")
+    assert AuditReport.from_json(report.to_json()).epsilon_measured == one
+    assert measured_words(report) in str(PrivacyViolation(report))
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        made_report(),
+        found(fault({}, "reuse.lag")),
+        found(fault({"noise_ratio_upper": 1.02})),
+        found(fault(HALF), history=((10.0, None, 100),)),
+        dataclasses.replace(
+            found(fault(HALF)),
+            verdict=dataclasses.replace(
+                found(fault(HALF)).verdict, summary=f"noise: seen; {SAME_FACTOR}"
+            ),
+        ),
+    ],
+    ids=["pass", "another fault", "no lack", "no rate", "same factor"],
+)
+def test_nothing_is_estimated_where_no_fault_has_a_size(report):
+    assert measured_epsilon(report, "add_remove") is None
+    assert measured_words(report) == ""
+
+
+def test_where_accountants_cost_more_the_steps_so_far_count():
+    report = found(fault(HALF), composed=((5.0, 1.0, 100),))
+    one = measured_epsilon(report, "add_remove")
+    assert one is not None
+    assert (one.steps, one.planned) == (100, False)
+    expected = epsilon_of_history([Phase(2.5, 1.0, 100)], 1e-5)
+    assert one.lower == pytest.approx(expected, rel=1e-6)
