@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import reprlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _REPR = reprlib.Repr()
 _REPR.maxother = _REPR.maxstring = 120
@@ -92,3 +96,25 @@ def one_of(name: str, value: Any, allowed: Collection[str], advice: str = "") ->
     if not isinstance(value, str) or value not in allowed:
         raise _fail(name, value, f"one of {sorted(allowed)}", advice)
     return str(value)
+
+
+#: Arguments by the names that Opacus or a guess gives them, with the names here.
+_RENAMED = {
+    "epsilon": "claimed_epsilon",
+    "target_epsilon": "claimed_epsilon",
+    "max_epsilon": "claimed_epsilon",
+    "target_delta": "delta",
+}
+
+
+def named_as_here(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the function; an argument by another library's name is refused with the name here."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        for other in _RENAMED.keys() & kwargs.keys():
+            name, value = _RENAMED[other], kwargs[other]
+            raise TypeError(f"there is no argument {other!r}; write {name}={value!r}.")
+        return function(*args, **kwargs)
+
+    return called

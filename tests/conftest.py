@@ -147,7 +147,7 @@ def _change_defaults(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Change defaults of arguments of `PrivacyAudit`."""
     from lightning_audit import PrivacyAudit
 
-    init = PrivacyAudit.__init__
+    init = inspect.unwrap(PrivacyAudit.__init__)
     known = inspect.signature(init).parameters.values()
     names = [one.name for one in known if one.default is not one.empty]
     defaults = dict(zip(names, init.__defaults__, strict=True))

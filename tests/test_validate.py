@@ -1,5 +1,6 @@
 """Values that are allowed come back plain; others are refused with what is allowed."""
 
+import inspect
 import math
 import re
 from fractions import Fraction
@@ -7,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from lightning_audit import _validate
+from lightning_audit import PrivacyAudit, _validate, attach
 
 
 def test_a_large_value_is_shown_by_its_ends_and_a_small_one_wholly():
@@ -88,3 +89,15 @@ def test_strings_are_taken_from_a_list():
 def test_a_whole_number_that_no_float_holds_is_no_number(check):
     with pytest.raises(ValueError, match=r"x=10{10,}.*must be"):
         check("x", 10**400)
+
+
+@pytest.mark.parametrize("name", ["epsilon", "target_epsilon", "max_epsilon"])
+def test_an_argument_by_opacus_name_is_told_the_name_here(name):
+    said = f"there is no argument '{name}'; write claimed_epsilon=8.0."
+    with pytest.raises(TypeError, match=re.escape(said)):
+        PrivacyAudit(**{name: 8.0})
+    with pytest.raises(TypeError, match=re.escape(said)):
+        attach(None, None, **{name: 8.0})
+    with pytest.raises(TypeError, match="write delta=1e-06"):
+        PrivacyAudit(target_delta=1e-6)
+    assert "claimed_epsilon" in inspect.signature(PrivacyAudit).parameters

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks import outcome
 from lightning_audit.callbacks._namespaces import (
@@ -172,6 +173,7 @@ class PrivacyAudit(AuditArguments, OneFit):
         ClaimUsedUp: in the same way, if the claim ended the training before its planned end.
     """
 
+    @_validate.named_as_here
     def __init__(
         self,
         claimed_epsilon: float | None = None,

@@ -256,18 +256,25 @@ def _compared(
 
 
 def _print_one(one: Checked, report: AuditReport, options: argparse.Namespace) -> None:
-    """Print what the gate compared and found, and then the report."""
-    for remark in one.remarks:
+    """Print the gate's verdict with its reasons, then the report; what holds as well comes last."""
+    own = report.verdict.outcome
+    leads = [r for r in one.remarks if r.outcome == one.outcome and one.outcome != own]
+    for remark in leads:
         print(visible(remark.text))
+    if leads:
+        print(f"{one.outcome} is the gate's verdict; that of the audit alone:")
+    print_summary(report, one.path, blank=False)
     rules = {remark.rule for remark in one.remarks}
+    for remark in one.remarks:
+        if remark not in leads:
+            print(visible(remark.text))
     if options.max_epsilon is not None and "max-epsilon" not in rules:
+        wrong = own == "VIOLATION" and report.verdict.kind == "mechanism"
+        stated = ", as stated," if wrong else ""
         limit = options.max_epsilon
-        print(f"the epsilons proved and spent are within --max-epsilon {limit:g}")
+        print(f"the epsilons proved and spent{stated} are within --max-epsilon {limit:g}")
     if options.baseline is not None and "baseline" not in rules:
         print(f"nothing became worse since --baseline {visible(options.baseline)}")
-    if one.outcome != report.verdict.outcome:
-        print(f"{one.outcome} is the gate's verdict; that of the audit alone:")
-    print_summary(report, one.path)
 
 
 def _refusal(report: AuditReport, found: list[str]) -> str:

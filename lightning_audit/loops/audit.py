@@ -26,6 +26,7 @@ from torch.nn.modules.module import (
 )
 from torch.utils import _pytree
 
+from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
@@ -794,6 +795,7 @@ def _refuse_second(optimizers: Sequence[Any]) -> None:
 # --- The public function.
 
 
+@_validate.named_as_here
 def attach(
     model: torch.nn.Module,
     optimizer: Any,

@@ -685,17 +685,18 @@ _SIGNS = {"PASS": "✓", "VIOLATION": "✕", "INCONCLUSIVE": "?"}
 _LABEL_OF_TABLE = 13
 
 
-def print_summary(report: AuditReport, path: str | os.PathLike[str] | None = None) -> None:
+def print_summary(
+    report: AuditReport, path: str | os.PathLike[str] | None = None, *, blank: bool = True
+) -> None:
     """Print a report in at most 15 lines to standard output.
 
     Args:
         report: the report.
         path: where it was saved; None if it was not.
+        blank: whether a blank line comes first.
     """
-    if has_signs(screen()):
-        print_lines("", _with_color(report, path))
-    else:
-        print_lines("", summary(report, path))
+    shown = _with_color(report, path) if has_signs(screen()) else summary(report, path)
+    print_lines(*([""] if blank else []), shown)
 
 
 def summary(report: AuditReport, path: str | os.PathLike[str] | None = None) -> str:

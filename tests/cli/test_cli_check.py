@@ -364,9 +364,9 @@ def test_a_pass_fails_if_it_became_worse_than_its_baseline(cli, saved, changes, 
     if code:
         outcome = "VIOLATION" if code == 1 else "INCONCLUSIVE"
         start = f"{outcome} against --baseline {old}: "
-        assert any(line.startswith(start) for line in said.lines[:2])
+        assert any(line.startswith(start) for line in said.lines)
     else:
-        assert said.lines[0] == f"nothing became worse since --baseline {old}"
+        assert said.lines[-1] == f"nothing became worse since --baseline {old}"
 
 
 def test_the_gates_verdict_comes_before_the_one_of_the_audit(cli, saved):
@@ -375,7 +375,20 @@ def test_the_gates_verdict_comes_before_the_one_of_the_audit(cli, saved):
     first, second = said.lines[:2]
     assert first.startswith("VIOLATION of --max-epsilon 0.5: epsilon ")
     assert second == "VIOLATION is the gate's verdict; that of the audit alone:"
-    assert cli("check", saved("new"), "--max-epsilon=50").lines[0].startswith("the epsilons proved")
+    within = cli("check", saved("new"), "--max-epsilon=50").lines
+    assert within[0].startswith("PASS: ")
+    assert within[-1] == "the epsilons proved and spent are within --max-epsilon 50"
+
+
+def test_a_violation_comes_before_an_epsilon_that_is_within_the_limit(cli, saved):
+    said = cli("check", saved("new", "VIOLATION"), "--max-epsilon=50")
+    assert said.code == 1
+    assert said.out.startswith("VIOLATION: ")
+    assert said.lines[-1] == (
+        "the epsilons proved and spent, as stated, are within --max-epsilon 50"
+    )
+    unknown = saved("unknown", "VIOLATION", spent=None, proved=None)
+    assert cli("check", unknown, "--max-epsilon=8").out.startswith("VIOLATION: ")
 
 
 def test_a_record_is_no_report(cli, tmp_path):
@@ -472,7 +485,7 @@ def test_options_that_do_not_go_together_are_refused(cli, saved):
 def test_one_report_gets_its_summary(cli, saved, outcome, capsys):
     path = saved("", outcome)
     said = cli("check", path)
-    print_summary(AuditReport.load(path), path)
+    print_summary(AuditReport.load(path), path, blank=False)
     assert said == (EXIT_CODES[outcome], capsys.readouterr().out, "")
 
 
