@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from common import arguments, digits, print_table, save
+from common import arguments, digits, each, print_table, save
 from digit_games import Flags, Floats
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -182,7 +182,7 @@ def worlds(losses: Floats) -> Flags:
 def run(size: Size, seed: int, names: Sequence[str] = tuple(ALGORITHMS)) -> dict[str, Found]:
     made, trained = bases(size.bases, seed), {}
     algorithms = {name: ALGORITHMS[name] for name in names}
-    for name, train in trainings().items():
+    for name, train in each(trainings().items()):
         if name in {of for of, _ in algorithms.values()}:
             trained[name] = [base.models(train, size.models) for base in made]
     return {

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from common import arguments, print_table, save
+from common import arguments, each, print_table, save
 from digit_games import DELTA, Flags, Floats, Game, Size, accounted_epsilon, play, trainings
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -158,7 +158,7 @@ def run(size: Size, sizes: Simulation, seed: int) -> Result:
         games,
         {name: at_common_counts(game) for name, game in games.items()},
         {name: at_own_thresholds(game.log_ratios, game.members) for name, game in games.items()},
-        {(e, name): coverage(e, fpr, sizes, seed) for e, name, fpr in rates},
+        {(e, name): coverage(e, fpr, sizes, seed) for e, name, fpr in each(rates)},
         {e: failures(e, sizes, seed) for e in sizes.epsilons[1:3]},
     )
 

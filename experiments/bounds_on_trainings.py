@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from statistics import median
 
+import common
 import numpy as np
 from common import arguments, digits, print_table, save
 from digit_audits import DELTA, known_start, noise_for
@@ -120,7 +121,7 @@ def run(covered: int, compared: int, seed: int) -> Result:
         seed: of all trainings.
     """
     result = Result([], [], {}, {})
-    for epsilon in EPSILONS:
+    for epsilon in common.each(EPSILONS):
         longest = max(GOALS) * compared if epsilon == EPSILONS[-1] else 0
         promise, trainings = trained(epsilon, max(COVERED * covered, longest), seed)
         audits = each(trainings, promise, size=COVERED, audits=covered)

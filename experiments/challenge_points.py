@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from common import arguments, digits, print_table, save
+from common import arguments, digits, each, print_table, save
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import nn
@@ -94,8 +94,8 @@ def run(models: int, seed: int, records: int = 1797, steps: int = 400, starts: i
         WORST: [challenge_points(selection, POINTS, "separation")],
     }
     groups = {
-        name: [challenges_of(targets, points, fitted) for points in each]
-        for name, each in chosen.items()
+        name: [challenges_of(targets, points, fitted) for points in draws_of]
+        for name, draws_of in each(chosen.items())
     }
     return Result(groups, separations(starts, seed))
 

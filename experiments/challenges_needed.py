@@ -20,7 +20,7 @@ from bayesian_intervals import (
     at_common_counts,
     counts_at,
 )
-from common import arguments, print_table, save
+from common import arguments, each, print_table, save
 from digit_games import DELTA, Floats, Game, Size, accounted_epsilon, play, trainings
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -83,7 +83,7 @@ def needed(name: str, rates: tuple[float, float]) -> float:
 
 def run(size: Size, seed: int) -> dict[str, Course]:
     made = trainings(size.records)
-    return {name: course(play(made[name], size, seed)) for name in PLAYED}
+    return {name: course(play(made[name], size, seed)) for name in each(PLAYED)}
 
 
 def show(result: dict[str, Course]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from common import arguments, digits, print_table, save
+from common import arguments, digits, each, print_table, save
 from digit_audits import DELTA, audits, known_start, random_start
 from matplotlib.figure import Figure
 
@@ -98,7 +98,7 @@ def run(records: int, trainings: int, seed: int) -> dict[tuple[str, str, float],
         (start, canary, norm): leak(
             canary, start, norm, rate=0.1, records=records, trainings=trainings, seed=seed
         )
-        for start, canary, norm in product(STARTS, CANARIES, NORMS)
+        for start, canary, norm in each(product(STARTS, CANARIES, NORMS))
     }
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from matplotlib.figure import Figure
 from sklearn.datasets import load_breast_cancer, load_digits
 from torch import Tensor
 
+from lightning_audit.report.progress import progress
+
+T = TypeVar("T")
 FIGURES = Path(__file__).parents[1] / "docs" / "experiments"
 
 
@@ -22,9 +26,25 @@ def arguments(description: str | None, argv: Sequence[str] | None = None) -> arg
     size.add_argument("--full", dest="full", action="store_true", help="more models")
     parser.add_argument("--seed", type=int, default=0, help="of all randomness")
     parser.add_argument("--out", type=Path, default=FIGURES, help="folder of the figure")
+    parser.add_argument("--no-progress", action="store_true", help="show no bar")
     parser.set_defaults(full=False)
     torch.set_num_threads(1)
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    _bar["shown"] = not options.no_progress
+    return options
+
+
+#: Whether `each` shows a bar.
+_bar = {"shown": False}
+
+
+def each(items: Iterable[T]) -> Iterator[T]:
+    """Yield the parts of an experiment, with a bar and the time left on a terminal."""
+    parts = list(items)
+    with progress("parts", len(parts), shown=_bar["shown"]) as advance:
+        for part in parts:
+            yield part
+            advance()
 
 
 def digits() -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from statistics import mean
 
 import numpy as np
 import torch
-from common import arguments, cells, digits, print_table, save
+from common import arguments, cells, digits, each, print_table, save
 from digit_audits import noise_for
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -195,7 +195,7 @@ def run(records: Records, trained: int, others: int, seeds: range) -> list[Outco
     )
     data, before, population = zip(inputs, classes, strict=True)
     kinds = sweep(inputs[0].shape[1], int(records[1].max()) + 1, before)
-    return [outcome(kind, data, population, seeds) for kind in kinds]
+    return [outcome(kind, data, population, seeds) for kind in each(kinds)]
 
 
 def front(found: list[Outcome]) -> set[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from itertools import product
 
 import torch
-from common import arguments, digits, print_table, save
+from common import arguments, digits, each, print_table, save
 from digit_audits import DELTA, audits, known_start, noise_for
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -66,7 +66,7 @@ def run(records: int, trainings: int, seed: int) -> Found:
     ]
     return {
         (name, canary, rate): audited(records_of(name, records), canary, rate, trainings, seed)
-        for name, canary, rate in cases
+        for name, canary, rate in each(cases)
     }
 
 

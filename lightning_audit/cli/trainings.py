@@ -538,6 +538,7 @@ def add_audit_training_arguments(parser: argparse.ArgumentParser) -> None:
         "`lightning-audit audit-training config.yaml --help` lists all keys and options, and "
         "`--print_config` prints them with their values."
     )
+    _add_no_progress(parser)
     parser.add_argument("config", metavar="config.yaml", help="train, dataset, claim, ...")
     parser.add_argument(
         "changes",
@@ -555,7 +556,8 @@ def run_audit_training(options: argparse.Namespace) -> int:
         Refused: if the file or the store cannot be used, or the trainings give no result.
     """
     try:
-        arguments = arguments_of(options.config, options.changes)
+        changes = [one for one in options.changes if one != "--no-progress"]
+        arguments = arguments_of(options.config, changes)
         # After the file is read: these load torch.
         from lightning_audit.many import EngineError, StoreError, TrainingError
         from lightning_audit.many.audit_trainings import audit_training
@@ -564,7 +566,8 @@ def run_audit_training(options: argparse.Namespace) -> int:
         if options.watcher is not None:
             end_with(options.watcher)
         try:
-            audit = audit_training(**arguments)
+            shown = options.progress and changes == options.changes
+            audit = audit_training(**arguments, display=shown or "report")
             written = audit.passed and AuditReport.load(Path(arguments["store"]) / REPORT_NAME)
             if written and written.verdict != audit.verdict:
                 raise ReportError(f"{REPORT_NAME} has another verdict than the audit, PASS")

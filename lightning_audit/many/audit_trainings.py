@@ -56,7 +56,7 @@ def audit_training(
     adjacency: Adjacency | None = None,
     limit: float | None = None,
     block: int | None = None,
-    display: bool = True,
+    display: bool | Literal["report"] = True,
 ) -> TrainingAudit:
     """Audit a training function from the scores of many trained models.
 
@@ -94,7 +94,7 @@ def audit_training(
         limit: seconds that a training may take; None for ten times the median, at least 60.
         block: trainings that a worker runs before their scores are stored, >= 1: 1 if a training
             takes minutes. None for a twentieth of the plan, at most 20. A store keeps the first.
-        display: whether to print progress and report.
+        display: whether to print progress and report; "report" prints no progress.
 
     Returns:
         The verdict, with bounds and counts. ``report.json`` is in the store.
@@ -125,7 +125,7 @@ def audit_training(
     }
     plan = Plan(0, count, _validate.positive_int("block", size, "such as 1"))
     limit = checked_limit(limit)
-    work, say = Work(train, worlds_of(dataset, chosen, pair), score), progress(display)
+    work, say = Work(train, worlds_of(dataset, chosen, pair), score), progress(bool(display))
     parts, asked = {"adjacency": pair}, (promise.words, pair)
     with contextlib.closing(store_of(store, plan, work, seed, identity, parts, asked)) as kept:
         _announce(kept, promise, level, say)
@@ -135,7 +135,8 @@ def audit_training(
             seen = stop == "refuted" and len(prefix.failed)
             return bool(seen) and looks.at(prefix.scores, prefix.coins, prefix.failed).refuted
 
-        Driver(work, runner, kept, refuted, on_failure, limit, say).run()
+        tell = progress(display is True)
+        Driver(work, runner, kept, refuted, on_failure, limit, tell).run()
         prefix = kept.prefix()
         given = prefix.scores, prefix.coins, prefix.failed
         audit = conclude(*given, promise, planned=kept.planned, significance=level)

@@ -8,6 +8,7 @@ read the prefix of the plan.
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
@@ -289,6 +290,8 @@ class Driver:
         if now - self._spoke < _BETWEEN_LINES and ended < planned:
             return
         self._spoke = now
+        if os.environ.get("CI") and ended < planned:
+            return
         left = (planned - ended) * (now - self._begun) / max(1, ended - self._before)
         time_left = f"; about {duration(left)} left" if ended < planned else ""
         self.line(f"privacy audit: {ended:,} of {planned:,} trainings have ended{time_left}")

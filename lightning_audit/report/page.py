@@ -23,7 +23,7 @@ from lightning_audit.record.report_directory import archive_of
 from lightning_audit.report import page_verdict
 from lightning_audit.report.page_figures import tensor_section, timeline, tradeoff
 from lightning_audit.report.page_parts import PERCENT, marked, number, plural, seen, sentence
-from lightning_audit.report.page_tables import epsilon_section, method_table
+from lightning_audit.report.page_tables import by_commit, epsilon_section, method_table
 from lightning_audit.report.page_verdict import (
     further_findings,
     root_finding,
@@ -161,8 +161,6 @@ def _literal(value: Any) -> str:
 
 #: Name of the style sheet next to a page that does not contain it.
 CSS_NAME = "report.css"
-#: Signs of the outcomes in a line of text; they differ in shape.
-SIGNS: dict[Outcome, str] = {"PASS": "✓", "VIOLATION": "✕", "INCONCLUSIVE": "?"}
 
 
 @dataclass(frozen=True)
@@ -235,13 +233,14 @@ def index_page(rows: Sequence[IndexRow], *, css_beside: bool = False) -> str:
         "index.html.j2",
         css_beside,
         headline=f"{', '.join(counts)}",
+        timeline=by_commit([(visible(row.training), row.report) for row in rows if row.report]),
         outcome=worst,
         rows=[
             {
                 "training": visible(row.training),
                 "page": row.page,
                 "outcome": outcome,
-                "sign": SIGNS[outcome],
+                "sign": page_verdict.SIGNS[outcome],
                 "says": marked(verdict_sentence(row.report) if row.report else row.error),
                 "numbers": _numbers(row.report) if row.report else "",
             }

@@ -167,7 +167,7 @@ def facts(report: AuditReport) -> list[Fact]:
     stated = "-" if report.claimed_epsilon is None else number(report.claimed_epsilon)
     found: list[Fact] = [
         ("Stated ε", stated, f"at δ = {number(report.delta)}"),
-        ("Found ε", *_found_epsilon(report)),
+        ("Found ε", *_found_in_words(report)),
         ("Steps audited", f"{report.steps:,}", of),
     ]
     if len(report.optimizers) > 1:
@@ -191,8 +191,16 @@ def facts(report: AuditReport) -> list[Fact]:
     return found
 
 
-def _found_epsilon(report: AuditReport) -> Pair:
-    """Return the epsilon of what ran, as far as the audit knows it, and what it is."""
+def found_epsilon(report: AuditReport) -> float | None:
+    """Return the epsilon of what ran, as far as the audit knows it: measured, else spent."""
+    if one := report.epsilon_measured:
+        return one.lower if one.about is None else one.about
+    violated = report.verdict.outcome == "VIOLATION" and report.verdict.kind == "mechanism"
+    return None if violated else report.epsilon_spent
+
+
+def _found_in_words(report: AuditReport) -> Pair:
+    """Return `found_epsilon` as text, and what it is."""
     one, proved = report.epsilon_measured, report.epsilon_lower
     if one is not None and math.isinf(one.lower):
         return "above 100", "as measured"
@@ -200,10 +208,10 @@ def _found_epsilon(report: AuditReport) -> Pair:
         return f"about {number(one.about, 2)}", f"{number(one.lower)} to {number(one.upper)}"
     if one is not None:
         return f"at least {number(one.lower)}", "as measured"
-    violated = report.verdict.outcome == "VIOLATION"
-    if report.epsilon_spent is None or (violated and report.verdict.kind == "mechanism"):
+    found = found_epsilon(report)
+    if found is None:
         return "unknown", f"at least {number(proved)} is proved" if proved else "none is proved"
-    return number(report.epsilon_spent), "for these steps"
+    return number(found), "spent in these steps"
 
 
 def subject(report: AuditReport) -> str:
@@ -212,7 +220,8 @@ def subject(report: AuditReport) -> str:
     if run is None:
         return ""
     records = records_of(report)
-    data = run.data + (f" of about {records:,} records" if records and run.data else "")
+    size = f" of about {float(f'{records:.2g}'):,.0f} records" if records and run.data else ""
+    data = f"{run.data}{size}"
     commit = f"commit {run.commit[:12]}" if run.commit else ""
     trained = " on ".join(filter(None, (run.name, data)))
     return visible(", ".join(filter(None, (trained, commit))))
@@ -299,6 +308,8 @@ def _value(value: object) -> str:
 
 # --- The checks of a report by topic, and what was not examined.
 
+#: Signs of the outcomes in a line of text; they differ in shape.
+SIGNS: Mapping[str, str] = {"PASS": "✓", "VIOLATION": "✕", "INCONCLUSIVE": "?"}
 #: Sign and word of each status, the worst first. The signs differ in shape.
 STATUSES: Mapping[str, tuple[str, str]] = {
     "violated": ("✕", "fails"),

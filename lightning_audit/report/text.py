@@ -122,7 +122,8 @@ def warnings_of(report: AuditReport) -> list[tuple[str, str]]:
             title = lower(title_of(check.name, failed=True))
             found.append((f"{title} ({check.name})", f"{title}: {check.message}"))
         elif check.name == "expected_batch_size" and check.evidence.get("of_neighbours"):
-            found.append(("the divisor is computed from the number of records", check.message))
+            short = "the divisor is computed from the number of records"
+            found.append((short, f"{short}: epsilon holds if that number is public, as is usual"))
         elif check.name == "ledger.schedule" and check.status == "not_run" and check.evidence:
             found.append(("the schedule of steps or noise is set by hand", check.message))
     return found

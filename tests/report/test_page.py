@@ -1,7 +1,10 @@
 """The page of a report: well-formed, complete, without script or request, and small."""
 
 import ast
+import base64
 import dataclasses
+import hashlib
+import html
 import inspect
 import json
 import re
@@ -22,6 +25,7 @@ from lightning_audit.many.audit_trainings import audit_training
 from lightning_audit.many.training_audit import conclude
 from lightning_audit.report import page as pages
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport
+from lightning_audit.results.report_details import RunAbout
 from lightning_audit.verdict.allow import Allow
 from lightning_audit.verdict.judge import Resolution
 
@@ -294,6 +298,34 @@ def test_an_index_lists_the_worst_first_with_its_page_and_why_others_have_none()
     ]
     assert parsed.text.index("half") < parsed.text.index("cut") < parsed.text.index("fine")
     assert "the report is not complete JSON" in parsed.text
+
+
+def test_an_index_has_the_found_epsilons_in_the_order_of_time():
+    def row(name, created, **changes):
+        return pages.IndexRow(name, "", made_report(created=created, **changes))
+
+    run = RunAbout("Lit", commit="fedcba9876543210")
+    rows = [
+        row("later", "2026-03-02T01:00:00+00:00", spent=5.0),
+        row("first", "2026-03-01T23:30:00-03:00", run=run),
+        row("when", "yesterday"),
+    ]
+    text = check_page(pages.index_page(rows)).text
+    assert text.index("2026-03-02 01:00, later: no fault") < text.index("2026-03-02 02:30, first:")
+    assert "fedcba9876" in text
+    assert "yesterday" not in text
+    assert "Over time" not in check_page(pages.index_page(rows[1:])).text
+
+
+def test_a_page_forbids_what_it_does_not_contain():
+    for beside, source in ((True, "style-src 'self'"), (False, "style-src 'sha256-")):
+        page = pages.report_page(made_report(), "t", css_beside=beside)
+        (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', html.unescape(page))
+        assert policy.startswith("default-src 'none'; ")
+        assert source in policy
+    sheet = re.search(r"<style>(.*?)</style>", page, re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in policy
 
 
 def test_an_index_of_hostile_names_is_text():

@@ -17,7 +17,14 @@ from lightning_audit.report.page_parts import inner
 from lightning_audit.report.page_tables import method_table
 from lightning_audit.report.text import NOT_TRIED, counted
 from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault, Place
-from lightning_audit.results.report_details import CodePlace, Ended, ExaminationTold
+from lightning_audit.results.report_details import (
+    ClaimedValue,
+    CodePlace,
+    Ended,
+    ExaminationTold,
+    MeasuredEpsilon,
+    RunAbout,
+)
 
 
 def group(report: AuditReport, name: str) -> verdicts.CheckGroup:
@@ -104,13 +111,45 @@ def test_the_facts_of_a_run_and_how_it_ended():
     found = {name: (value, note) for name, value, note in verdicts.facts(of_outcome("PASS"))}
     assert found == {
         "Stated ε": ("8", "at δ = 1e-05"),
-        "Found ε": ("3", "for these steps"),
+        "Found ε": ("3", "spent in these steps"),
         "Steps audited": ("100", "of 400 planned"),
         "Processes": ("2", ""),
         "Steps run again": ("2", "with and without a record"),
         "False alarm": ("≤ 0.1\xa0%", "over the whole run"),
         "Training": ("as planned", ""),
     }
+
+
+def test_the_subject_is_the_module_its_data_and_the_commit():
+    claim = {
+        "expected_batch_size": ClaimedValue(61, "optimizer"),
+        "sample_rate": ClaimedValue(1 / 29, "accountant"),
+    }
+    run = RunAbout("Lit", commit="0123456789abcdef", data="TensorDataset")
+    report = made_report(run=run, claim=claim)
+    said = "Lit on TensorDataset of about 1,800 records, commit 0123456789ab"
+    assert verdicts.subject(report) == said
+    assert verdicts.subject(made_report(run=RunAbout("Lit"))) == "Lit"
+    assert verdicts.subject(made_report()) == ""
+    text = check_page(report_page(report, "t")).text
+    assert verdicts.subject(report) in text
+
+
+@pytest.mark.parametrize(
+    ("one", "found"),
+    [
+        (MeasuredEpsilon(13.7, 17.9, 15.68, 145, True, "m"), ("about 16", "13.7 to 17.9")),
+        (MeasuredEpsilon(13.7, None, None, 145, True, "m"), ("at least 13.7", "as measured")),
+        (MeasuredEpsilon(math.inf, None, None, 145, True, "m"), ("above 100", "as measured")),
+        (None, ("unknown", "at least 1.5 is proved")),
+    ],
+)
+def test_the_found_epsilon_of_a_violation_is_the_measured_one(one, found):
+    report = made_report("VIOLATION", epsilon_measured=one)
+    facts = {name: rest for name, *rest in verdicts.facts(report)}
+    assert tuple(facts["Found ε"]) == found
+    text = check_page(report_page(report, "t")).text
+    assert ("An estimate." in text) == (one is not None)
 
 
 @pytest.mark.parametrize(
