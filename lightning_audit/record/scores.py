@@ -496,7 +496,15 @@ class CanaryScores:
         """
         suffix = Path(path).suffix.lower()
         if suffix in _TABLES:
-            return cls.from_table(path, *others, max_values=max_values, **columns)
+            table = cls.from_table(path, *others, max_values=max_values, **columns)
+            second = next((one for one in others if one is not None), None)
+            inside, outside = table.in_scores, table.out_scores
+            if second and len(inside) == len(outside) and _are_flags(outside) > _are_flags(inside):
+                raise ScoresError(
+                    f"{os.fspath(second)!r} holds only 0 and 1: who was in, no scores without "
+                    "the canary; write --members before it."
+                )
+            return table
         given = [one for one in (*others, *columns.values()) if one is not None]
         if given:
             raise ScoresError(
@@ -646,6 +654,10 @@ class CanaryScores:
                 "one_run."
             )
         return groups
+
+
+def _are_flags(values: NDArray[Any]) -> bool:
+    return bool(np.isin(values, (0.0, 1.0)).all())
 
 
 def _vector(name: str, values: Any) -> FloatArray:

@@ -68,8 +68,10 @@ def length(report: AuditReport) -> str:
 def counted(seen: TrainingsSeen) -> list[tuple[str, str, str]]:
     """Return what an audit over many trainings counted, each as name, value and remark."""
     failed = f", {seen.failures:,} failed" if seen.failures else ""
+    more = seen.trainings > seen.planned  # a later call continued the store
+    planned = f"({seen.planned:,} were planned{failed})" if more else f"of {seen.planned:,} planned"
     return [
-        ("Trainings", f"{seen.trainings:,}", f"of {seen.planned:,} planned{failed}"),
+        ("Trainings", f"{seen.trainings:,}", f"{planned}{'' if more else failed}"),
         ("Coins", f"{seen.errors:,}", f"of {seen.guesses:,} guessed wrong"),
         (
             "Error rate",

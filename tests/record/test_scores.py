@@ -387,3 +387,12 @@ def test_a_report_leads_to_the_observations_beside_it(tmp_path, record):
 def test_the_record_of_a_training_is_not_read_for_its_archive(tmp_path):
     with pytest.raises(ScoresError, match=r"observations\.bin' is a record to which a training"):
         CanaryScores.load(tmp_path / "observations.bin")
+
+
+def test_who_was_in_is_no_file_of_scores(tmp_path):
+    scores, members = tmp_path / "s.npy", tmp_path / "m.npy"
+    np.save(scores, np.linspace(-1.0, 2.0, 40))
+    np.save(members, np.tile([0, 1], 20))
+    with pytest.raises(ScoresError, match=r"holds only 0 and 1: who was in.*--members"):
+        CanaryScores.load(scores, members)
+    assert len(CanaryScores.load(scores, members=members).in_scores) == 20
