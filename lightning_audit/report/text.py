@@ -543,7 +543,8 @@ def _undecided(report: AuditReport) -> Iterator[Row]:
     if names:
         more = f"; and {len(names) - 1} more" if len(names) > 1 else ""
         yield Row("Unclear", f"{lower(title_of(names[0], failed=True))} ({names[0]}){more}")
-    if warnings := [short for short, _ in warnings_of(report)]:
+    warnings = [short for short, _ in warnings_of(report)]
+    if warnings and report.verdict.outcome != "VIOLATION":  # there the fault has all the room
         yield Row("Warning", "; ".join(warnings), 2)
 
 

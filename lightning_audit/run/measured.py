@@ -11,6 +11,7 @@ from typing import Any
 from lightning_audit.accounting.composition import Adjacency
 from lightning_audit.accounting.history import Phase, leaking, rates_known
 from lightning_audit.accounting.spending import composed_epsilon
+from lightning_audit.checks.between import BETWEEN
 from lightning_audit.checks.clipping import SENSITIVITY
 from lightning_audit.checks.noise import NOISE_WHOLE
 from lightning_audit.checks.replay import REPLAY_CLIPPING, REPLAY_SENSITIVITY
@@ -20,7 +21,7 @@ from lightning_audit.results.report_details import MeasuredEpsilon
 #: Mu of a step from which epsilon is in the hundreds: it is called infinite.
 _LARGEST_MU = 20.0
 #: Checks whose evidence is how much one record adds, in units of what clipping allows.
-_OF_ONE_RECORD = (REPLAY_SENSITIVITY.name, REPLAY_CLIPPING.name)
+_OF_ONE_RECORD = (REPLAY_SENSITIVITY.name, REPLAY_CLIPPING.name, BETWEEN.name)
 #: Faults without noise, as far as can be seen.
 _MISSING = ("no_noise", "noise_missing_in_tensors")
 
