@@ -82,7 +82,7 @@ _FEWER = (
 )
 _UNSEEN = (
     "the accountant holds {} steps from before this audit, which did not observe them: a training "
-    "that goes on takes attach(..., state=), the audit.state_dict() that was saved with the "
+    "that continues takes attach(..., state=), the audit.state_dict() that was saved with the "
     "weights, or a Lightning checkpoint with the callback; a new one takes a new PrivacyEngine"
 )
 #: Ratio of a loader's batch size to the claimed one that is rounding.
