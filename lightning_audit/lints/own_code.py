@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import linecache
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -122,6 +123,15 @@ def _place(name: str, code: Any) -> Iterator[CodePlace]:
             name.replace("<locals>.", "").replace("<lambda>", "lambda"),
             "\n".join(text[:_WIDEST] for text in source),
         )
+
+
+def of_frame(frame: Any) -> Iterator[CodePlace]:
+    """Yield the line that a frame is at; nothing for None, or code that is in no file."""
+    code = None if frame is None else frame.f_code
+    if code is not None and Path(code.co_filename).is_file():
+        name = code.co_qualname.replace("<locals>.", "").replace("<module>", "the script")
+        source = linecache.getline(code.co_filename, frame.f_lineno).strip()[:_WIDEST]
+        yield CodePlace(nearby(code.co_filename), frame.f_lineno, frame.f_lineno, name, source)
 
 
 # --- Locates the user's code that a finding may concern.

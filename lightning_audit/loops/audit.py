@@ -32,9 +32,9 @@ from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.ghost import GhostStep
 from lightning_audit.dpsgd.opacus import innermost, private_optimizer
-from lightning_audit.files import nearby
 from lightning_audit.hooks.boundary import Handles, attempt, entry
 from lightning_audit.hooks.step_hooks import MethodHook
+from lightning_audit.lints.own_code import of_frame
 from lightning_audit.loops.body import LoopStep
 from lightning_audit.loops.events import (
     Batches,
@@ -140,15 +140,6 @@ class Loop(FrontEnd):
             planned_steps=self.planned,
             loop=self.places,
         )
-
-
-def _place(frame: Any) -> CodePlace | None:
-    """Return the line that a frame is at; None for code that is in no file."""
-    code = frame.f_code if frame is not None else None
-    if code is None or not Path(code.co_filename).is_file():
-        return None
-    name = code.co_qualname.replace("<locals>.", "").replace("<module>", "the script")
-    return CodePlace(nearby(code.co_filename), frame.f_lineno, frame.f_lineno, name)
 
 
 # --- The audit.
@@ -767,8 +758,7 @@ def _loss_in_backward() -> Any:
 
 
 def _named(name: str, frame: Any) -> dict[str, CodePlace]:
-    place = _place(frame)
-    return {} if place is None else {name: place}
+    return {name: place for place in of_frame(frame)}
 
 
 def _listed(given: Any) -> list[Any]:
