@@ -92,3 +92,9 @@ def one_of(name: str, value: Any, allowed: Collection[str], advice: str = "") ->
     if not isinstance(value, str) or value not in allowed:
         raise _fail(name, value, f"one of {sorted(allowed)}", advice)
     return str(value)
+
+
+def fitting(name: str, value: Any, allowed: str, *, fits: bool) -> None:
+    """Raise unless ``value`` fits what is allowed, in words."""
+    if not fits:
+        raise _fail(name, value, allowed, "")

@@ -325,13 +325,20 @@ def test_a_plain_optimizer_is_refused_its_first_step(tmp_path):
         ({"on_violation": "explode"}, "on_violation='explode'"),
         ({"claimed_epsilon": -1.0}, "claimed_epsilon=-1.0"),
         ({"examinations": -1}, "examinations=-1"),
+        ({"epochs": 0.5}, "epochs=0.5 must be a whole number >= 1; these are whole passes"),
+        ({"precision": "float32"}, "precision='float32' must be one of"),
+        ({"root": "net"}, "root='net' must be a torch.nn.Module"),
+        ({"step": 3}, "step=3 must be a function of a batch"),
+        ({"state": [1]}, r"state=\[1\] must be that of Audit.state_dict"),
+        ({"report_dir": 3}, "report_dir=3 must be the path of a directory"),
+        ({"log_prefix": None}, "log_prefix=None must be text"),
     ],
 )
 def test_a_wrong_argument_is_named_before_anything_is_attached(tmp_path, given, message):
     training = made()
     before = vars(training.optimizer).keys() | set()
     with pytest.raises(ValueError, match=message):
-        attach(*training.training, **{**GIVEN, **given}, report_dir=tmp_path)
+        attach(*training.training, **{**GIVEN, "report_dir": tmp_path, **given})
     assert nothing_is_left(training, before)
     assert not list(Path(tmp_path).iterdir())
 
