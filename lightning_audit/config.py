@@ -290,9 +290,8 @@ def _refuse_unknown_findings(allow: Sequence[str]) -> None:
     known = findings()  # raises here, and not in `fit`, if a package's check cannot be loaded
     for name in allow:
         if name not in known:
-            raise ValueError(
-                f"allow holds {name!r}; it must hold names of findings, of {sorted(known)}."
-            )
+            meant = _validate.did_you_mean(name, known) if isinstance(name, str) else ""
+            raise ValueError(f"allow holds {name!r}, which is no name of a finding; {meant}")
 
 
 def _refuse_findings_of_the_run(exemptions: Sequence[Allow]) -> None:

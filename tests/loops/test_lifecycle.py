@@ -332,6 +332,7 @@ def test_a_plain_optimizer_is_refused_its_first_step(tmp_path):
         ({"state": [1]}, r"state=\[1\] must be that of Audit.state_dict"),
         ({"report_dir": 3}, "report_dir=3 must be the path of a directory"),
         ({"log_prefix": None}, "log_prefix=None must be text"),
+        ({"allow": "sampling.poisson"}, "did you mean 'sampling.not_poisson'"),
     ],
 )
 def test_a_wrong_argument_is_named_before_anything_is_attached(tmp_path, given, message):
