@@ -98,6 +98,12 @@ def one_of(name: str, value: Any, allowed: Collection[str], advice: str = "") ->
     return str(value)
 
 
+def fitting(name: str, value: Any, allowed: str, *, fits: bool) -> None:
+    """Raise unless ``value`` fits what is allowed, in words."""
+    if not fits:
+        raise _fail(name, value, allowed, "")
+
+
 #: Arguments by the names that Opacus or a guess gives them, with the names here.
 _RENAMED = {
     "epsilon": "claimed_epsilon",

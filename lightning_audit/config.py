@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -99,6 +100,7 @@ class AuditConfig(OutcomeSettings):
         Raises:
             ValueError: an argument has the wrong type or is outside its range.
         """
+        _refuse_no_place(values)
         resolution = values["resolution"]
         own = {one.name: values[one.name] for one in fields(cls) if one.name in values}
         made: dict[str, Any] = {
@@ -288,9 +290,8 @@ def _refuse_unknown_findings(allow: Sequence[str]) -> None:
     known = findings()  # raises here, and not in `fit`, if a package's check cannot be loaded
     for name in allow:
         if name not in known:
-            raise ValueError(
-                f"allow holds {name!r}; it must hold names of findings, of {sorted(known)}."
-            )
+            meant = _validate.did_you_mean(name, known) if isinstance(name, str) else ""
+            raise ValueError(f"allow holds {name!r}, which is no name of a finding; {meant}")
 
 
 def _refuse_findings_of_the_run(exemptions: Sequence[Allow]) -> None:
@@ -313,6 +314,14 @@ def _refuse_no_count(name: str, value: int | str) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if value != "auto" and not whole:
         raise ValueError(f"{name}={value!r} must be 'auto' or a whole number >= 0.")
+
+
+def _refuse_no_place(values: Mapping[str, Any]) -> None:
+    """Raise if a front end's arguments for where its results go are of another kind."""
+    place, prefix = values.get("report_dir"), values.get("log_prefix", "")
+    fits = isinstance(place, str | os.PathLike | None)
+    _validate.fitting("report_dir", place, "the path of a directory", fits=fits)
+    _validate.fitting("log_prefix", prefix, "text", fits=isinstance(prefix, str))
 
 
 def _refuse_no_flag(name: str, value: Any) -> None:

@@ -355,6 +355,14 @@ def fence_hooks(trainer: Any, module: Any, own: Any, fence: Fence) -> None:
                 fence.watch(owner, hook, name, trusted=trusted)
     fence.watch(trainer.strategy, "validation_step", "the module")
     fence.watch_loaders()
+    # The hooks of the module that may change a checkpoint run within this method of Lightning's.
+    connector = trainer._checkpoint_connector
+
+    def loading() -> None:
+        saved = connector._loaded_checkpoint.get("state_dict", {})
+        fence.loading({k: v for k, v in saved.items() if isinstance(v, torch.Tensor)})
+
+    MethodHook(connector, "restore_model", loading, fence.loaded)
 
 
 def monitors(trainer: Any, own: str) -> list[tuple[str, str]]:

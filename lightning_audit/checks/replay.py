@@ -195,6 +195,7 @@ REPLAY_RELEASE = Check(
     wrong=lambda seen: seen["findings"] > 0,
     blocks=unanswered,
     private=True,
+    public=("parameters",),  # names, of a violation alone
     fine="after the same release the training continues the same with a record and without it",
     faults=(
         dataclasses.replace(_DIVIDED, rank=0.51),
@@ -345,6 +346,7 @@ class _Told:
     passes_whole: bool = False
     kind: str = ""
     decides: str = ""
+    tensors: tuple[str, ...] = ()
     reason: str = ""
 
 
@@ -449,6 +451,7 @@ class ExaminationLog:
                 "passes_whole": told.passes_whole,
                 "kind": told.kind,
                 "decides": told.decides,
+                "parameters": list(told.tensors),
             }
         return check.judged(
             evidence,
@@ -467,6 +470,7 @@ def _add(told: _Told, step: int, answer: Answer) -> None:
         worst = max(answer.findings, key=lambda finding: finding.size)
         told.step, told.size, told.allowed = step, worst.rounded, worst.allowed
         told.finding, told.decides = worst.describe(), worst.decides
+        told.tensors = worst.tensors
         told.alike = _alike(answer.findings)
         # If earlier steps were clipped as claimed, it is none of these faults.
         told.kind = answer.kind if told.asked == answer.asked else ""

@@ -23,6 +23,7 @@ class Finding:
         whole: norm of a crafted gradient over the clipping norm; None for a record.
         in_one_tensor: whether that gradient is zero outside one of several tensors.
         decides: what the records of a step decide: whether it is taken, or its noise multiplier.
+        tensors: names of the tensors that show it; empty where all do, or none is known.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Finding:
     whole: float | None = None
     in_one_tensor: bool = False
     decides: Literal["", "step", "noise"] = ""
+    tensors: tuple[str, ...] = ()
 
     @property
     def rounded(self) -> float | None:

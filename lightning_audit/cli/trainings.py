@@ -68,7 +68,8 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "Train a copy of a training, or a plain loop, for a few steps, and print whether it can be "
         "audited, by which method, which examinations would be skipped, how many steps a PASS "
         "takes, and what the audit costs. Exits with 0 if it can be audited, with 1 if it is "
-        "refused or something is already wrong with it, with 2 if no result can be computed. For "
+        "refused, something is already wrong with it, or its planned steps cost more than is "
+        "claimed, with 2 if an argument is wrong or no result can be computed. For "
         "a LightningCLI, `fit --trainer.fast_dev_run=true` prints the same."
     )
     parser.add_argument(
@@ -136,14 +137,22 @@ def run_plan(options: argparse.Namespace) -> int:
             told = predict(on_batch=advance)
     except Exception as error:  # something cannot be copied, or the user's code failed
         raise Refused(f"{type(error).__name__}: {error}") from error
-    asked = {} if options.attack_tpr is None else {"noise_for_attack": _noise_for(told, options)}
+    asked: dict[str, Any] = {}
+    lacks = None
+    if options.attack_tpr is not None:
+        try:
+            asked["noise_for_attack"] = _noise_for(told, options)
+        except Refused as error:
+            asked["noise_for_attack"], lacks = None, error
     print(as_json(asdict(told) | asked) if options.json else told)
+    if lacks is not None:
+        raise lacks
     if asked and not options.json:
         print(
             f"noise_multiplier {asked['noise_for_attack']:.3g} or more lets no attack exceed TPR "
             f"{options.attack_tpr:g} at FPR {options.fpr:g} after the planned steps"
         )
-    return EXIT_CODES["PASS" if told.can_be_audited and not told.found else "VIOLATION"]
+    return EXIT_CODES["VIOLATION" if told.refused or told.found or told.over_claim else "PASS"]
 
 
 def _noise_for(told: Any, options: argparse.Namespace) -> float:

@@ -101,6 +101,11 @@ class ManualStep(DPSGDStep):
         UnsupportedOptimizer: the optimizer's updates cannot be observed.
     """
 
+    sums_lack = (
+        "the clipped sums that the noise was added to are not known; in hand-written code show "
+        "that of each parameter before the noise: parameter.summed_grad = total"
+    )
+
     def __init__(self, optimizer: Any, names: Mapping[int, str], claim: StepClaim) -> None:
         self.optimizer = optimizer
         self.norms = None

@@ -107,6 +107,9 @@ class DPSGDStep(ABC):
     samples = 0
     #: Whether the step changes the clipping norm for the next one (adaptive clipping).
     adapts_its_norm = False
+    #: Why the clipped sums are not known where the parameters' ``summed_grad`` are not; empty if
+    #: that has another reason.
+    sums_lack = ""
 
     @abstractmethod
     def trained(self) -> Sequence[torch.nn.Parameter]:

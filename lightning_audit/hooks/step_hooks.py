@@ -58,7 +58,8 @@ class MethodHook:
     def _install(self, owner: object, name: str, hook: Callable[..., Any]) -> None:
         self._owner: Any = owner
         self._name, self._hook = name, hook
-        self._earlier: Any = vars(owner).get(name)
+        #: What the object itself held by this name; None if its class alone does.
+        self.earlier: Any = vars(owner).get(name)
         vars(hook)["hook"] = self
         #: Whether the callbacks run; a wrapper around the hook may outlive the audit.
         self.armed = True
@@ -77,9 +78,9 @@ class MethodHook:
         if vars(self._owner).get(self._name) is not self._hook:
             return
         delattr(self._owner, self._name)
-        earlier = self._earlier
+        earlier = self.earlier
         while isinstance(below := getattr(earlier, "hook", None), MethodHook) and not below.armed:
-            earlier = below._earlier
+            earlier = below.earlier
         if earlier is not None:
             setattr(self._owner, self._name, earlier)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import linecache
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MethodType
 from typing import Any, Literal
 
+from opacus import GradSampleModule
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree
 
@@ -29,6 +32,7 @@ from lightning_audit.checks.sampling import LEDGER_DRAWS, LOGICAL_BATCH
 from lightning_audit.checks.update import GRADIENT_REPLACED, NO_DP, UNSYNCHRONISED
 from lightning_audit.files import nearby
 from lightning_audit.hooks.sampler_tap import unwatched
+from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.results.audit_report import CheckResult, Verdict
 from lightning_audit.results.report_details import CodePlace, places_in
 
@@ -50,11 +54,37 @@ def of_class(kind: type) -> Iterator[CodePlace]:
 
 
 def of_methods(owner: Any, *names: str) -> Iterator[CodePlace]:
-    """Yield methods of an object that the user's own classes define."""
+    """Yield methods of an object that the user wrote: of its classes, or put on it or on them."""
     for name in names:
-        kind = next((kind for kind in type(owner).__mro__ if name in vars(kind)), None)
-        if kind is not None and not _is_library(kind.__module__):
-            yield from _place(f"{kind.__qualname__}.{name}", vars(kind)[name])
+        for holder in (owner, *type(owner).__mro__):
+            called = _below_hooks(getattr(holder, "__dict__", {}).get(name))
+            if called is not None:
+                yield from of_function(called)
+                break
+
+
+def of_function(called: Any) -> Iterator[CodePlace]:
+    """Yield the user's function in what is called: a method, a partial, or what wraps another."""
+    while called is not None:
+        if isinstance(called, functools.partial):
+            called = called.func
+        elif isinstance(called, MethodType | staticmethod | classmethod):
+            called = called.__func__
+        elif not _is_library(getattr(called, "__globals__", {}).get("__name__", "builtins")):
+            yield from _place(called.__qualname__, called.__code__)
+            return
+        elif hasattr(called, "__globals__"):
+            called = getattr(called, "__wrapped__", None)
+        else:  # an object that can be called
+            yield from of_class(type(called))
+            return
+
+
+def _below_hooks(called: Any) -> Any:
+    """Return what is called without the audit's hooks around it; None if there is nothing else."""
+    while isinstance(hook := getattr(called, "hook", None), MethodHook):
+        called = hook.earlier
+    return called
 
 
 def of_optimizer(optimizer: Any, *names: str) -> list[CodePlace]:
@@ -80,7 +110,6 @@ def _is_library(module: str) -> bool:
 def _place(name: str, code: Any) -> Iterator[CodePlace]:
     """Yield the place of code in an existing file; code typed into a notebook has none."""
     try:
-        code = inspect.unwrap(code)
         file, (lines, first) = inspect.getsourcefile(code), inspect.getsourcelines(code)
     except (OSError, TypeError, ValueError, SyntaxError, IndexError):
         return
@@ -91,9 +120,18 @@ def _place(name: str, code: Any) -> Iterator[CodePlace]:
             nearby(file),
             line,
             line + len(lines) - 1,
-            name.replace("<locals>.", ""),
+            name.replace("<locals>.", "").replace("<lambda>", "lambda"),
             "\n".join(text[:_WIDEST] for text in source),
         )
+
+
+def of_frame(frame: Any) -> Iterator[CodePlace]:
+    """Yield the line that a frame is at; nothing for None, or code that is in no file."""
+    code = None if frame is None else frame.f_code
+    if code is not None and Path(code.co_filename).is_file():
+        name = code.co_qualname.replace("<locals>.", "").replace("<module>", "the script")
+        source = linecache.getline(code.co_filename, frame.f_lineno).strip()[:_WIDEST]
+        yield CodePlace(nearby(code.co_filename), frame.f_lineno, frame.f_lineno, name, source)
 
 
 # --- Locates the user's code that a finding may concern.
@@ -103,6 +141,7 @@ Role = Literal[
     "clips",
     "steps",
     "hooks",
+    "samplers",
     "norm",
     "training_step",
     "by_hand",
@@ -116,6 +155,11 @@ _HOOKS = (
     "configure_gradient_clipping",
     "optimizer_step",
 )
+#: Hooks of torch's that may change gradients or weights: of an optimizer, a layer, a parameter.
+_TORCH = (
+    *("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_backward_pre_hooks"),
+    *("_backward_hooks", "_post_accumulate_grad_hooks"),
+)
 #: Methods of a private optimizer that each role is about.
 _PARTS: Mapping[Role, tuple[str, ...]] = {
     "adds_noise": ("add_noise",),
@@ -123,7 +167,7 @@ _PARTS: Mapping[Role, tuple[str, ...]] = {
     "steps": ("pre_step", "step"),
 }
 _RELEASE: tuple[Role, ...] = ("adds_noise", "hooks", "by_hand")
-_CLIPPING: tuple[Role, ...] = ("clips", "hooks", "training_step")
+_CLIPPING: tuple[Role, ...] = ("clips", "hooks", "samplers", "training_step")
 _STEP: tuple[Role, ...] = ("steps", "hooks", "training_step")
 _BATCHES: tuple[Role, ...] = ("loader",)
 #: Statuses for which a report shows only a check's advice; faults show places separately.
@@ -243,6 +287,17 @@ def _optimizers(role: Role, own: OwnCode) -> Iterator[CodePlace]:
 def _hooks(own: OwnCode) -> Iterator[CodePlace]:
     for owner in (own.module, *own.owners):
         yield from of_methods(owner, *_HOOKS)
+    inner = (getattr(optimizer, "original_optimizer", None) for optimizer in own.optimizers)
+    for owner in (*own.optimizers, *inner, *own.module.modules(), *own.module.parameters()):
+        for name in _TORCH:
+            for hook in (getattr(owner, name, None) or {}).values():
+                yield from of_function(hook)
+
+
+def _samplers(own: OwnCode) -> Iterator[CodePlace]:
+    """Yield the user's functions that compute the gradients of each record."""
+    for layer in own.module.modules():
+        yield from of_function(GradSampleModule.GRAD_SAMPLERS.get(type(layer)))
 
 
 def _norms(own: OwnCode) -> Iterator[CodePlace]:
@@ -287,6 +342,7 @@ def _loaders(own: OwnCode) -> Iterator[CodePlace]:
 _FIND: Mapping[Role, Callable[[OwnCode], Iterator[CodePlace]]] = {
     **{role: functools.partial(_optimizers, role) for role in _PARTS},
     "hooks": _hooks,
+    "samplers": _samplers,
     "norm": _norms,
     "training_step": _training_step,
     "by_hand": _by_hand,

@@ -33,9 +33,9 @@ from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.ghost import GhostStep
 from lightning_audit.dpsgd.opacus import innermost, private_optimizer
-from lightning_audit.files import nearby
 from lightning_audit.hooks.boundary import Handles, attempt, entry
 from lightning_audit.hooks.step_hooks import MethodHook
+from lightning_audit.lints.own_code import of_frame
 from lightning_audit.loops.body import LoopStep
 from lightning_audit.loops.events import (
     Batches,
@@ -74,6 +74,9 @@ from lightning_audit.verdict.judge import Resolution
 
 # --- The training, as its user states it and as far as it has come.
 
+_PRECISIONS = ("32-true", "64-true", "bf16-true", "bf16-mixed")
+#: Precisions that are refused with what to do.
+_FP16_NAMES = ("16-true", "16-mixed")
 _BY_DTYPE = {torch.bfloat16: "bf16-true", torch.float64: "64-true", torch.float16: "16-true"}
 
 
@@ -141,15 +144,6 @@ class Loop(FrontEnd):
             planned_steps=self.planned,
             loop=self.places,
         )
-
-
-def _place(frame: Any) -> CodePlace | None:
-    """Return the line that a frame is at; None for code that is in no file."""
-    code = frame.f_code if frame is not None else None
-    if code is None or not Path(code.co_filename).is_file():
-        return None
-    name = code.co_qualname.replace("<locals>.", "").replace("<module>", "the script")
-    return CodePlace(nearby(code.co_filename), frame.f_lineno, frame.f_lineno, name)
 
 
 # --- The audit.
@@ -768,8 +762,7 @@ def _loss_in_backward() -> Any:
 
 
 def _named(name: str, frame: Any) -> dict[str, CodePlace]:
-    place = _place(frame)
-    return {} if place is None else {name: place}
+    return dict(zip((name,), of_frame(frame), strict=False))
 
 
 def _listed(given: Any) -> list[Any]:
@@ -790,6 +783,23 @@ def _refuse_second(optimizers: Sequence[Any]) -> None:
                 "each would report the other's canaries as a fault. Close it first, "
                 "audit.close(), or use `with attach(...)`."
             )
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    """Raise if an argument that only `attach` has is of another kind."""
+    if given["epochs"] is not None:
+        advice = "these are whole passes over the loader; leave it out if their number is unknown"
+        _validate.positive_int("epochs", given["epochs"], advice)
+    if given["precision"] is not None and given["precision"] not in _FP16_NAMES:
+        advice = "leave it out to read it from the training"
+        _validate.one_of("precision", given["precision"], _PRECISIONS, advice)
+    for name, fits, allowed in (
+        ("model", isinstance(given["model"], torch.nn.Module), "a torch.nn.Module"),
+        ("root", isinstance(given["root"], torch.nn.Module | None), "a torch.nn.Module"),
+        ("step", given["step"] is None or callable(given["step"]), "a function of a batch"),
+        ("state", isinstance(given["state"], Mapping | None), "that of Audit.state_dict()"),
+    ):
+        _validate.fitting(name, given[name], allowed, fits=fits)
 
 
 # --- The public function.
@@ -892,6 +902,7 @@ def attach(
         PrivacyViolation: the claim is known to be false before the first step.
     """
     given = dict(locals())
+    _check(given)
     audit = Audit(AuditConfig.of_arguments(attach, given), given)
     audit.begin()
     return audit

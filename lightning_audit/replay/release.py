@@ -27,6 +27,7 @@ from lightning_audit.replay.step_replay import (
     same_numbers,
     together,
 )
+from lightning_audit.replay.training_state import same_bits
 
 #: Largest distance between the releases of two second steps, in clipping norms and relative to
 #: their size: their weights and batches are equal, so that they differ by rounding at most.
@@ -100,7 +101,10 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
                 if differing(first, again, base):
                     return Answer(reason=_NOT_AGAIN)
             steady = True
-        found += [Finding(f"{where}, {what}", far, 0.0) for where, far in differ.items()]
+        found += [
+            Finding(f"{where}, {what}", far, 0.0, tensors=_tensors(first, other, where))
+            for where, far in differ.items()
+        ]
         if differ and hidden:
             hidden = _hidden(replay, first, other, differ, moved, draw)
         numbers = [tuple(sum(map(rows, each)) for each in (batches, neighbour))]
@@ -334,6 +338,15 @@ def differing(one: Replay, other: Replay, base: Replay) -> dict[str, float]:
         if far > _ROUNDING + _OF_SIZE * size:
             found[_NEXT] = far
     return found
+
+
+def _tensors(one: Replay, other: Replay, kind: str) -> tuple[str, ...]:
+    """Return the tensors of the module whose values of a kind differ; none if all do."""
+    if not kind.startswith(("parameters", "buffers", "optimizer state")):
+        return ()
+    own = [name for name in one.after if _kind(name) == kind]
+    same = [n for n in own if n in other.after and same_bits(one.after[n], other.after[n])]
+    return tuple(n.partition(" of ")[2] for n in own if n not in same) if same else ()
 
 
 def _kind(name: str) -> str:

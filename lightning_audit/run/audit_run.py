@@ -80,6 +80,11 @@ _FEWER = (
     "some steps clipped fewer gradients than their batch has records: records were left out, or "
     "several were summed before they were clipped"
 )
+_UNSEEN = (
+    "the accountant holds {} steps from before this audit, which did not observe them: a training "
+    "that continues takes attach(..., state=), the audit.state_dict() that was saved with the "
+    "weights, or a Lightning checkpoint with the callback; a new one takes a new PrivacyEngine"
+)
 #: Ratio of a loader's batch size to the claimed one that is rounding.
 _ALIKE = 1.25
 #: Ratio of gradients to expected records, and standard errors above it, that are not chance.
@@ -533,8 +538,13 @@ class AuditRun:
 
     def _begin_fit(self) -> None:
         if (module := self.ledger.module) is not None:
-            counted = self.ledger.book.told_before > 0 or bool(self._course.resumed)
-            self._course.fits.begin(module, self.ledger.data, self.files, counted=counted)
+            book, fits = self.ledger.book, self._course.fits
+            counted = book.told_before > 0 or bool(self._course.resumed)
+            fits.begin(module, self.ledger.data, self.files, counted=counted)
+            unseen = book.told_before - book.taken_before - fits.passed()
+            if unseen > 0 and not self._course.resumed:
+                self._course.resumed = _UNSEEN.format(unseen)
+                self.optimizers.begin_amid()
 
     def end_batch(self, batch: Any) -> None:
         """End a batch: nothing is trained until the next one."""
@@ -666,7 +676,8 @@ class AuditRun:
             # An accountant that holds earlier fits composes them too.
             whole = self.config.shuffled or not fits.counted_before
             phases = epsilons.composed if whole else run_history(self.sessions)
-            attempt(lambda: fits.end(module, phases, self.files))
+            passed = report.verdict.outcome == "PASS"
+            attempt(lambda: fits.end(module, phases, self.files, passed=passed))
         return report
 
     def break_off(self, why: str) -> None:

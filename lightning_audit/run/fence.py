@@ -5,6 +5,7 @@ training to its first step, between steps, and from the last step to the end. A 
 the steps is named with the hook that made it, and blocks a pass unless it is one of these:
 
 - Before the first step: the training records were not read. Weights are initialized and loaded.
+  What a checkpoint that the Trainer loads holds is no change.
 - Later: no training record was read since the last step, and the new weights are *made of released
   ones*. They are linear in the weights of earlier steps with one set of coefficients for all
   entries (EMA, SWA, Lookahead), or each tensor is scaled, clamped, or loses its smallest entries.
@@ -25,7 +26,7 @@ import contextlib
 import functools
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import length_hint
@@ -476,6 +477,8 @@ class Fence:
         self._examined, self._covered = False, dict[str, bool]()
         #: Whether something new changes the weights within steps.
         self.news = False
+        # Values in a checkpoint that is being loaded.
+        self._saved: Tensors = {}
         # All values at the last look outside of a step, and the last step's where they changed.
         self._held: Tensors | None = None
         self._own: Tensors = {}
@@ -548,6 +551,8 @@ class Fence:
             self._look(_STEP)
         else:
             self._hold()
+            if not self._stepped:
+                self._compare()
         with contextlib.ExitStack() as stack:
             if hook not in (*_OF_STEP, *_OF_BATCH):
                 kinds = {type(d) for d, _ in self._records.sets.values() if isinstance(d, Dataset)}
@@ -566,6 +571,28 @@ class Fence:
             self._look(name)
         elif hook not in _OF_BATCH or not self._steps or self._moved():
             self._compare(name, last=hook in ("on_train_end", "on_fit_end"), trusted=trusted)
+
+    def loading(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Note the values in a checkpoint that the training is about to load, before any hook.
+
+        Args:
+            saved: parameters and buffers by name.
+        """
+        if self.watches:
+            self._compare()
+            self._saved = {own_name(name): value.clone() for name, value in saved.items()}
+
+    def loaded(self) -> None:
+        """Judge what the load of a checkpoint changed, except the values that are as saved."""
+        saved, self._saved = self._saved, {}
+        if not self.watches or self._held is None:
+            return
+        now = self._values(self._held)
+        for name in self._held.keys() & now.keys():
+            value = saved.get(name.removeprefix("buffer "))
+            if value is not None and _same(value.to(now[name].dtype), now[name]):
+                self._held[name] = now[name]
+        self._compare("loading the checkpoint")
 
     def _moved(self) -> bool:
         return not same_bits(self._now, self._entries.read())

@@ -70,6 +70,7 @@ class NoiseWatch:
         self._earlier: int | None = 0
         #: Number of steps that this process has read.
         self._read_here = 0
+        self._lack = ""  # why the last step's sums are unknown
         # What was read of the last step, until it is looked at.
         self._released: Entries | None = None
         self._sums: Entries | None = None
@@ -126,7 +127,7 @@ class NoiseWatch:
         self._terms = None if rows is None or earlier is None else rows + earlier
         if not _are_fine([grads[j] for j in reader.tensors]):
             return
-        self._released = tap.raw()
+        self._released, self._lack = tap.raw(), step.sums_lack
         held = clipped_sums(step.params, grads) if self._alone else []
         if not (held and _are_fine([held[j] for j in reader.tensors])):
             return
@@ -218,7 +219,7 @@ class NoiseWatch:
             terms=terms,
             split=self._split,
             sum_norm=length,
-            lack=_DRAWS_LEFT if own is not None and sums is None else "",
+            lack="" if sums is not None else self._lack if own is None else _DRAWS_LEFT,
         )
         # Whole tensors count only if they were read with the right divisor.
         if self._squares is not None and math.isclose(unit * norm, self._divisor):

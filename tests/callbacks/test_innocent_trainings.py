@@ -66,6 +66,40 @@ def test_over_poisson_batches_the_divisor_is_named(tmp_path):
     assert verdict.root.headline == "The noisy sum is divided by the actual batch size"
 
 
+class ShowsSums(HandWritten):
+    """Shows the clipped sums, as docs/hand-written.md does."""
+
+    scale = 1.0
+
+    def write_gradient(self, grads):
+        for name, total in self.clipped_sums(grads).items():
+            p = self.net.get_parameter(name)
+            p.summed_grad = total
+            p.grad = (total + self.scale * self.noise(p)) / BATCH
+
+
+class ShowsSumsWithHalfNoise(ShowsSums):
+    scale = 0.5
+
+
+OF_SUMS = ("noise.entries", "noise.whole", "noise.excess", "noise.mean", "reuse.entries")
+
+
+@pytest.mark.parametrize("kind", [HandWritten, ShowsSums, ShowsSumsWithHalfNoise])
+def test_checks_of_the_noise_alone_run_where_hand_written_code_shows_its_sums(tmp_path, kind):
+    report = audited(tmp_path, kind(), steps=16, examinations=0)
+    checks = {check.name: check for check in report.checks if check.name in OF_SUMS}
+    told = [name for name in OF_SUMS if "summed_grad = total" in checks[name].message]
+    ran = {check.status for check in checks.values()}
+    if kind is HandWritten:
+        assert (ran, len(told)) == ({"not_run"}, 4)
+    elif kind is ShowsSums:
+        assert (ran, told, violated(report)) == ({"ok"}, [], [])
+    else:
+        assert checks["noise.whole"].status == "undecided"
+        assert "too little noise over all entries" in checks["noise.whole"].message
+
+
 class OnWeights(HandWritten):
     """Adds the noise to the weights, after the update."""
 

@@ -114,3 +114,9 @@ def test_the_report_says_once_which_numbers_are_of_the_data():
     (sentence,) = numbers_of_data(found)
     assert "noise.shape, coupling are computed from un-noised data" in sentence
     assert numbers_of_data(found[3:]) == []
+
+
+def test_names_of_tensors_are_no_numbers():
+    evidence = {"findings": 1, "size": 0.123, "allowed": 0.0, "parameters": ["128.bias", "1.5.w"]}
+    found = shown(result("replay.release", "violated", evidence=evidence), 1e-3).evidence
+    assert (found["parameters"], found["size"]) == (["128.bias", "1.5.w"], 0.12)

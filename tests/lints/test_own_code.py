@@ -1,17 +1,21 @@
 """Findings point to the user's own classes and methods, and to no library's."""
 
+import functools
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
+from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from places import REPOSITORY
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from lightning_audit.checks.check import REGISTRY
+from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.lints.own_code import MOST_LINES, OwnCode, of_class, of_methods, of_optimizer
 from lightning_audit.results.audit_report import CheckResult
 
@@ -58,6 +62,70 @@ def test_a_finding_names_its_methods_else_any_of_the_step_else_the_class():
     assert names(Overrides, "add_noise") == ["Overrides.add_noise"]
     assert names(Overrides, "scale_grad") == ["Overrides.add_noise", "Overrides.step"]
     assert (names(Plain, "add_noise"), names(DPOptimizer, "add_noise")) == (["Plain"], [])
+
+
+def put_on(self: Any) -> None:
+    """Of the user."""
+
+
+class Calls:
+    """Of the user."""
+
+    def __call__(self) -> None:
+        """Of the user."""
+
+
+@functools.wraps(DPOptimizer.add_noise)
+def around_opacus(*args: Any) -> None:
+    """Of the user."""
+
+
+@pytest.mark.parametrize("audited", [False, True])
+@pytest.mark.parametrize(
+    ("put", "first_line"),
+    [
+        (lambda it: MethodType(put_on, it), "def put_on"),
+        (lambda it: functools.partial(functools.partial(put_on), it), "def put_on"),
+        (lambda it: lambda: None, "(lambda it: lambda: None"),
+        (lambda _: around_opacus, "@functools.wraps(DPO"),
+        (lambda _: Calls(), "class Calls"),
+    ],
+)
+def test_what_is_put_on_an_optimizer_is_named_below_our_hooks(put, first_line, audited):
+    optimizer = made(Plain)
+    optimizer.add_noise = put(optimizer)  # type: ignore[method-assign]
+    if audited:
+        MethodHook(optimizer, "add_noise")
+        MethodHook(optimizer, "add_noise")
+    (place,) = of_optimizer(optimizer, "add_noise")
+    assert (place.file, place.line) == (HERE, line_of(first_line))
+
+
+def test_what_is_put_on_opacus_class_is_named_and_our_own_hooks_are_not(monkeypatch):
+    optimizer = made(DPOptimizer)
+    MethodHook(optimizer, "add_noise")
+    assert of_optimizer(optimizer, "add_noise") == []
+    monkeypatch.setattr(DPOptimizer, "add_noise", put_on)
+    (place,) = of_optimizer(optimizer, "add_noise")
+    assert place.line == line_of("def put_on")
+
+
+def test_hooks_of_torch_and_samplers_that_the_user_registers_are_named(monkeypatch):
+    given = parts()
+    own = OwnCode(nn.Linear(1, 1), **given)
+    found = {"noise": "", "replay.clipping": ""}
+    assert {name: own.places(name) for name in found} == found
+    monkeypatch.setitem(GradSampleModule.GRAD_SAMPLERS, nn.Linear, put_on)
+    assert own.places("noise") == ""
+    assert own.places("replay.clipping") == f"put_on at {HERE}:{line_of('def put_on')}"
+    for register in (
+        given["optimizers"][0].register_step_pre_hook,
+        own.module.register_full_backward_hook,
+        own.module.weight.register_hook,
+    ):
+        hook = register(lambda *_: None)
+        assert own.places("noise").endswith(f"lambda at {HERE}:{line_of('hook = register(')}")
+        hook.remove()
 
 
 def test_long_code_and_long_lines_are_cut(tmp_path, monkeypatch):

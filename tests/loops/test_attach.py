@@ -386,4 +386,5 @@ def test_the_page_shows_the_call_of_attach_and_the_line_of_the_step(tmp_path):
     assert "attach( model, optimizer, loader, claimed_epsilon=50.0" in " ".join(page.split())
     assert report.run.strategy == "plain loop"
     assert report.run.name == "Sequential"
-    assert any("plain_loops.py" in place.file for place in report.verdict.root.place.code)
+    (place,) = (each for each in report.verdict.root.place.code if "plain_loops" in each.file)
+    assert place.source == "optimizer.step()"

@@ -12,6 +12,7 @@ from typing import Any
 import plain_loops
 import pytest
 import torch
+from opacus.optimizers import DPOptimizer
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 from plain_loops import Made, made
 from torch.nn.modules import module as modules
@@ -21,6 +22,7 @@ from lightning_audit import AuditReport, ClaimUsedUp, PrivacyViolation, attach
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.run.audit_run import AuditRun
+from lightning_audit.run.earlier_fits import forget_fits
 from lightning_audit.testing.faulty import HalfNoise
 
 GIVEN: dict[str, Any] = {"claimed_epsilon": 50.0, "seed": 1, "examinations": 0}
@@ -254,6 +256,24 @@ def test_a_training_goes_on_from_its_state(tmp_path):
     assert (audit.report.verdict.outcome, audit.report.steps) == ("PASS", 64)
 
 
+@pytest.mark.parametrize("before", ["PASS", "VIOLATION", "another process"])
+def test_steps_before_the_audit_keep_a_pass_away_unless_this_process_passed_them(tmp_path, before):
+    training = made(HalfNoise if before == "VIOLATION" else None)
+    given = {**GIVEN, "report_dir": tmp_path, "on_violation": "warn"}
+    with attach(*training.training, **given):
+        plain_loops.mnist_form(training)
+    if before == "another process":
+        forget_fits()
+    training.optimizer.__class__ = DPOptimizer
+    with attach(*training.training, **given) as audit:
+        plain_loops.mnist_form(training)
+    missing = [item for item in audit.report.pass_blockers if "state=" in item]
+    assert audit.report.verdict.outcome == ("INCONCLUSIVE" if missing else "PASS")
+    assert bool(missing) == (before != "PASS")
+    if missing:
+        assert missing[0].startswith("the accountant holds 64 steps from before this audit")
+
+
 def test_a_training_in_bf16_goes_on_from_its_state_too(tmp_path):
     training = made()
     audit = attach(*training.training, **GIVEN, report_dir=tmp_path)
@@ -305,13 +325,21 @@ def test_a_plain_optimizer_is_refused_its_first_step(tmp_path):
         ({"on_violation": "explode"}, "on_violation='explode'"),
         ({"claimed_epsilon": -1.0}, "claimed_epsilon=-1.0"),
         ({"examinations": -1}, "examinations=-1"),
+        ({"epochs": 0.5}, "epochs=0.5 must be a whole number >= 1; these are whole passes"),
+        ({"precision": "float32"}, "precision='float32' must be one of"),
+        ({"root": "net"}, "root='net' must be a torch.nn.Module"),
+        ({"step": 3}, "step=3 must be a function of a batch"),
+        ({"state": [1]}, r"state=\[1\] must be that of Audit.state_dict"),
+        ({"report_dir": 3}, "report_dir=3 must be the path of a directory"),
+        ({"log_prefix": None}, "log_prefix=None must be text"),
+        ({"allow": "sampling.poisson"}, "did you mean 'sampling.not_poisson'"),
     ],
 )
 def test_a_wrong_argument_is_named_before_anything_is_attached(tmp_path, given, message):
     training = made()
     before = vars(training.optimizer).keys() | set()
     with pytest.raises(ValueError, match=message):
-        attach(*training.training, **{**GIVEN, **given}, report_dir=tmp_path)
+        attach(*training.training, **{**GIVEN, "report_dir": tmp_path, **given})
     assert nothing_is_left(training, before)
     assert not list(Path(tmp_path).iterdir())
 

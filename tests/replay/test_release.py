@@ -293,6 +293,35 @@ def test_noise_by_hand_that_changes_with_epochs_passes_if_vouched_for(tmp_path):
 # ------------------------------------------------------------------ what a record leaves
 
 
+class AddsToWeights(ManualModule):
+    """Adds means of raw gradients to some weights, after the step."""
+
+    which = slice(-1, None)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer, weights = self.optimizers(), [*self.net.parameters()][self.which]
+        optimizer.zero_grad()
+        self.manual_backward(functional.cross_entropy(self.net(batch[0]), batch[1]))
+        kept = [p.grad_sample.mean(0) for p in weights]
+        optimizer.step()
+        with torch.no_grad():
+            for p, raw in zip(weights, kept, strict=True):
+                p.sub_(raw, alpha=0.1)
+
+
+class AddsToAllWeights(AddsToWeights):
+    which = slice(None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensors"), [(AddsToWeights, ("4.bias",)), (AddsToAllWeights, ())]
+)
+def test_the_tensors_that_show_it_are_named_unless_all_do(tmp_path, kind, tensors):
+    (fault, *_) = report(tmp_path, kind, max_steps=1).verdict.faults
+    assert fault.finding == "replay.release"
+    assert fault.place.parameters == tuple(f"net.{name}" for name in tensors)
+
+
 class KeepsExtremes(PrivateModule):
     """Keeps the largest input ever seen, as an activation's range for quantization."""
 

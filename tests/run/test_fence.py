@@ -485,6 +485,57 @@ def test_a_resumed_run_keeps_what_was_named(tmp_path):
     assert check(audit.report, "fence.weights").evidence == {"changes": 1}
 
 
+class ReadsInHooks(StepwiseModule):
+    """Reads the records in the hooks around the load of a checkpoint, and leaves the weights."""
+
+    def mean_label(self) -> float:
+        return float(torch.stack([y for _, y in DataLoader(self.dataset)]).float().mean())
+
+    def setup(self, stage: str) -> None:
+        self.kept = self.mean_label()
+
+    def configure_optimizers(self) -> Any:
+        self.mean_label()
+        return super().configure_optimizers()
+
+
+class BiasOfConfigure(ReadsInHooks):
+    """Sets a bias by the labels when the checkpoint has been loaded."""
+
+    def configure_optimizers(self) -> Any:
+        with torch.no_grad():
+            [*self.net.parameters()][-1].fill_(self.mean_label())
+        return super().configure_optimizers()
+
+
+class BiasInCheckpoint(ReadsInHooks):
+    """Sets it in the checkpoint that is about to be loaded."""
+
+    def on_load_checkpoint(self, checkpoint: Any) -> None:
+        [*checkpoint["state_dict"].values()][-1].fill_(self.kept)
+
+
+@RESUMING
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (ReadsInHooks, ""),
+        (BiasOfConfigure, "configure_optimizers of the module changed 1 parameter before the fi"),
+        (BiasInCheckpoint, "loading the checkpoint changed 1 parameter before the first step"),
+    ],
+)
+def test_weights_of_the_checkpoint_are_no_change_by_a_hook(tmp_path, kind, told):
+    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1, examinations=0), max_steps=2)
+    trainer.fit(module(StepwiseModule))
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    audit = PrivacyAudit(seed=1, examinations=0, on_violation="warn")
+    resumed = trainer_for(tmp_path, audit, max_steps=4)
+    resumed.fit(module(kind), ckpt_path=tmp_path / "saved.ckpt", weights_only=True)
+    assert told in changes(audit.report)
+    assert bool(told) == bool(changes(audit.report))
+    assert "restore_model" not in vars(resumed._checkpoint_connector)
+
+
 def test_no_hook_is_left(tmp_path):
     owners = [DataLoader, TensorDataset, Dataset, pl.strategies.SingleDeviceStrategy]
     before = [dict(vars(owner)) for owner in owners]
