@@ -107,6 +107,26 @@ def test_the_banded_noise_is_that_of_its_claim(digits, tmp_path, monkeypatch):
     assert "the mechanism alone was judged" in report.verdict.summary
 
 
+@pytest.mark.parametrize(("kind", "seen"), [("Resumable", "ok"), ("Classifier", "violated")])
+def test_the_lines_for_the_random_state_keep_a_resumed_training_from_a_violation(
+    kind, seen, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks(DOCS / "lightning.md", "python")
+    definitions, _ = code.split("\naudit = ")
+    (lines,) = blocks(DOCS / "resume.md", "python")
+    for epochs, path in ((1, None), (2, "last.ckpt")):
+        pl.seed_everything(1)  # each process begins with it
+        names = run(lines, run(definitions, {"__name__": "page"}))
+        audit = PrivacyAudit(claimed_epsilon=8.0, seed=1, on_violation="warn")
+        trainer = pl.Trainer(max_epochs=epochs, callbacks=[audit], accelerator="cpu", logger=False)
+        trainer.fit(names[kind](), names["loader"], ckpt_path=path)
+        trainer.save_checkpoint("last.ckpt")
+    assert {c.name: c.status for c in audit.report.checks}["reuse.resume"] == seen
+    assert audit.report.verdict.outcome == {"ok": "PASS", "violated": "VIOLATION"}[seen]
+    assert audit.report.steps == 64
+
+
 def test_a_planted_fault_fails_the_training_by_name(digits, tmp_path, monkeypatch):
     (code,) = blocks(DOCS / "test-your-gate.md", "python")
     monkeypatch.chdir(tmp_path)
