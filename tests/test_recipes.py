@@ -63,7 +63,7 @@ def hand_written():
 
 
 def test_the_line_for_hand_written_dp_sgd_lets_canaries_in(hand_written, tmp_path, monkeypatch):
-    code, _ = blocks(HAND_WRITTEN, "python")
+    code, *_ = blocks(HAND_WRITTEN, "python")
     monkeypatch.chdir(tmp_path)
     names = run(code, dict(vars(hand_written)))
     kind = type("Model", (hand_written.ByVmap,), {"training_step": names["training_step"]})
@@ -72,9 +72,27 @@ def test_the_line_for_hand_written_dp_sgd_lets_canaries_in(hand_written, tmp_pat
     assert not [c.name for c in report.checks if c.status == "violated"]
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_own_poisson_draws_of_a_plain_loop_pass_if_they_are_stated(
+    hand_written, allowed, tmp_path, monkeypatch
+):
+    stated, plain, _ = blocks(HAND_WRITTEN, "python")
+    monkeypatch.chdir(tmp_path)
+    images, labels = hand_written.Digits().train_dataloader().dataset.tensors
+    net = hand_written.Digits().net
+    optimizer = hand_written.torch.optim.SGD(net.parameters(), lr=0.5)
+    yours = {"net": net, "optimizer": optimizer, "images": images, "labels": labels}
+    names = run(stated, {**vars(hand_written), **yours})
+    code = plain if allowed else plain.replace("allow=drawn", "allow=()")
+    verdict = run(code, names)["audit"].report.verdict
+    assert (verdict.outcome, verdict.allowed) == (
+        ("PASS", ("sampling.not_poisson",)) if allowed else ("INCONCLUSIVE", ())
+    )
+
+
 @pytest.mark.heavy
 def test_a_release_that_is_shown_may_be_processed(hand_written, tmp_path, monkeypatch):
-    stated, processed = blocks(HAND_WRITTEN, "python")
+    stated, _, processed = blocks(HAND_WRITTEN, "python")
     monkeypatch.chdir(tmp_path)
     names = run(processed, run(stated, dict(vars(hand_written))))
     kind = type("Model", (hand_written.ByVmap,), {"training_step": names["training_step"]})
