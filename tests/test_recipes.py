@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 from places import DOCS, REPOSITORY
@@ -43,7 +44,7 @@ def digits():
 def test_the_bound_of_a_reports_observations_is_near_the_one_in_the_report(
     digits, tmp_path, monkeypatch, capsys
 ):
-    (command,) = blocks(DOCS / "bounds.md", "console")
+    command, _ = blocks(DOCS / "bounds.md", "console")[0].splitlines()
     _, *arguments = command.split()
     monkeypatch.chdir(tmp_path)
     audit = PrivacyAudit(claimed_epsilon=8.0, delta=1e-5, bounds="all")
@@ -55,6 +56,28 @@ def test_the_bound_of_a_reports_observations_is_near_the_one_in_the_report(
     assert json.loads(capsys.readouterr().out)["epsilon_lower"] == pytest.approx(
         bound.epsilon_step_lower, rel=0.3
     )
+
+
+def test_the_scores_of_one_training_are_not_read_as_independent(tmp_path, monkeypatch, capsys):
+    _, command = blocks(DOCS / "bounds.md", "console")[0].splitlines()
+    _, *arguments = command.split()
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    members = rng.random(2000) < 0.5
+    scores = 1.5 * members + rng.standard_normal(2000)
+    np.savez(arguments[1], scores=scores, memberships=members)
+    np.save("scores.npy", scores)
+    np.save("mask.npy", members)
+
+    def epsilon_lower(*given: str) -> float:
+        assert main.main(["bound", *given, *arguments[2:], "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["epsilon_lower"]
+
+    one_training = epsilon_lower("scores.npz")
+    assert 1 < one_training == epsilon_lower("scores.npy", "--members", "mask.npy")
+    arguments[3] = "fdp_cp"
+    assert epsilon_lower("scores.npz") > 1.5 * one_training
+    assert epsilon_lower("scores.npy", "mask.npy") > 1.5 * epsilon_lower("scores.npz")
 
 
 @pytest.fixture
