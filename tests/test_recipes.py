@@ -20,6 +20,7 @@ from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Dirac, Spread
 from lightning_audit.cli import main
 from lightning_audit.config import findings
+from lightning_audit.loops.plan import plan
 from lightning_audit.stats.named_bounds import METHODS
 from lightning_audit.testing.faults import FAULTS
 
@@ -166,6 +167,18 @@ def test_the_lines_for_the_random_state_keep_a_resumed_training_from_a_violation
     assert {c.name: c.status for c in audit.report.checks}["reuse.resume"] == seen
     assert audit.report.verdict.outcome == {"ok": "PASS", "violated": "VIOLATION"}[seen]
     assert audit.report.steps == 64
+
+
+def test_the_plain_loop_of_the_plan_states_its_planned_steps(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trainer, loop = blocks(DOCS / "plan.md", "python")
+    names = run(loop, run(trainer.split("\nfound = ")[0], {"__name__": "page"}))
+    *given, arguments = names["build_loop"]()
+    found = plan(*given, **arguments)
+    assert found.can_be_audited
+    assert found.steps_planned == arguments.pop("epochs") * len(names["loader"]) == 87
+    assert "are planned" in str(found)
+    assert "are planned" not in str(plan(*names["build_loop"]()[:-1], **arguments))
 
 
 def test_a_planted_fault_fails_the_training_by_name(digits, tmp_path, monkeypatch):
