@@ -16,13 +16,13 @@ from shown_code import blocks, example, formed, run, text_of, trained
 from stages import staged
 
 import lightning_audit
-from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
+from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation
 from lightning_audit.canaries import Dirac, Spread
 from lightning_audit.cli import main
 from lightning_audit.config import findings
 from lightning_audit.loops.plan import plan
 from lightning_audit.stats.named_bounds import METHODS
-from lightning_audit.testing.faults import FAULTS
+from lightning_audit.testing.faults import FAULTS, plant
 
 # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -186,6 +186,16 @@ def test_a_planted_fault_fails_the_training_by_name(digits, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     names = run(code, {"Model": digits.Digits})
     assert names["trainer"].callbacks[0].report.verdict.exit_code == 1
+
+
+def test_a_planted_fault_fails_a_plain_loop_by_name(tmp_path, monkeypatch):
+    assert '`plant(optimizer, "half_noise")`' in text_of(DOCS / "test-your-gate.md")
+    monkeypatch.chdir(tmp_path)
+    before, loop = blocks(DOCS / "plain-loops.md", "python")[0].split("\nwith ")
+    names = run(before, {"__name__": "page"})
+    plant(names["optimizer"], "half_noise")
+    with pytest.raises(PrivacyViolation, match="noise scale too small"):
+        run(f"with {loop}", names)
 
 
 def test_the_number_of_faults_is_as_stated():
