@@ -107,7 +107,7 @@ def test_own_poisson_draws_of_a_plain_loop_pass_if_they_are_stated(
     optimizer = hand_written.torch.optim.SGD(net.parameters(), lr=0.5)
     yours = {"net": net, "optimizer": optimizer, "images": images, "labels": labels}
     names = run(stated, {**vars(hand_written), **yours})
-    code = plain if allowed else plain.replace("allow=drawn", "allow=()")
+    code = plain if allowed else plain.replace("allow=own", "allow=()")
     verdict = run(code, names)["audit"].report.verdict
     assert (verdict.outcome, verdict.allowed) == (
         ("PASS", ("sampling.not_poisson",)) if allowed else ("INCONCLUSIVE", ())
