@@ -51,6 +51,12 @@ def run_action(directory: Path, **inputs: str) -> subprocess.CompletedProcess[st
     return run(step["run"], directory, **variables, **{k: str(v) for k, v in files.items()})
 
 
+def fits(path: Path, *options: str, code: int = 0) -> None:
+    command = [sys.executable, "-m", "check_jsonschema", *options, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stdout
+
+
 @pytest.mark.parametrize(
     ("path", "options"),
     [
@@ -61,13 +67,39 @@ def run_action(directory: Path, **inputs: str) -> subprocess.CompletedProcess[st
     ids=["GitHub", "GitLab", *(path.stem for path in WORKFLOWS)],
 )
 def test_a_file_fits_the_schema_of_its_service(path, options, tmp_path):
-    command = [sys.executable, "-m", "check_jsonschema", *options]
-    done = subprocess.run([*command, str(path)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout
+    fits(path, *options)
     wrong = tmp_path / "wrong.yml"
     wrong.write_text("runs: {using: composite, steps: 3}\nprivacy-audit: {script: {}}\n")
-    done = subprocess.run([*command, str(wrong)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
+    fits(wrong, *options, code=1)
+
+
+def usage(path: Path) -> Any:
+    """What the comment of a file tells its reader to write."""
+    comment = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
+    return yaml.safe_load("\n".join(line[4:] for line in comment if line.startswith("#   ")))
+
+
+def test_the_steps_of_the_action_run_after_a_training_that_failed(tmp_path):
+    train, *after = usage(ACTION)
+    assert train == {"run": "python train.py"}
+    assert [step["if"] for step in after] == ["always()"] * 2
+    given = set(after[0]["with"])
+    assert given <= set(yaml_of(ACTION)["inputs"])
+    job = {"runs-on": "ubuntu-latest", "steps": [train, *after]}
+    path = tmp_path / "workflow.yml"
+    path.write_text(yaml.safe_dump({"on": "push", "jobs": {"audit": job}}))
+    fits(path, "--builtin-schema", "vendor.github-workflows")
+
+
+def test_the_job_runs_after_a_training_that_failed_and_has_its_report(tmp_path):
+    project, job = usage(JOB), yaml_of(JOB)["privacy-audit"]
+    train = project["train"]
+    assert job["when"] == train["artifacts"]["when"] == "always"
+    assert job["needs"] == [{"job": "train", "artifacts": True}]
+    assert train["artifacts"]["paths"] == [job["variables"]["REPORTS"]]
+    path = tmp_path / "ci.yml"
+    path.write_text(yaml.safe_dump(project))
+    fits(path, "--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci")
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)

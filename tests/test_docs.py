@@ -20,6 +20,7 @@ MORE = [
     "lightning",
     "many-trainings",
     "many-trainings-statistics",
+    "own-checks",
     "plain-loops",
     "plan",
 ]

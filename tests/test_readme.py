@@ -122,6 +122,9 @@ def test_what_is_installed_is_there():
     assert (REPOSITORY / "constraints.txt").is_file()
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert "all" in project["optional-dependencies"]
+    examples = project["optional-dependencies"]["examples"]
+    assert [name.partition(">")[0] for name in examples] == ["lightning-audit[all]", "scikit-learn"]
+    assert "`[examples]` is `[all]` with scikit-learn" in TEXT
     assert f"Python {project['requires-python'].removeprefix('>=')} or newer" in TEXT
     assert clone == f"git clone {project['urls']['Repository']} && cd lightning-audit"
     version = lightning_audit.__version__

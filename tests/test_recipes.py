@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 from places import DOCS, REPOSITORY
@@ -15,12 +16,13 @@ from shown_code import blocks, example, formed, run, text_of, trained
 from stages import staged
 
 import lightning_audit
-from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
+from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation
 from lightning_audit.canaries import Dirac, Spread
 from lightning_audit.cli import main
 from lightning_audit.config import findings
+from lightning_audit.loops.plan import plan
 from lightning_audit.stats.named_bounds import METHODS
-from lightning_audit.testing.faults import FAULTS
+from lightning_audit.testing.faults import FAULTS, plant
 
 # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -43,7 +45,7 @@ def digits():
 def test_the_bound_of_a_reports_observations_is_near_the_one_in_the_report(
     digits, tmp_path, monkeypatch, capsys
 ):
-    (command,) = blocks(DOCS / "bounds.md", "console")
+    command, _ = blocks(DOCS / "bounds.md", "console")[0].splitlines()
     _, *arguments = command.split()
     monkeypatch.chdir(tmp_path)
     audit = PrivacyAudit(claimed_epsilon=8.0, delta=1e-5, bounds="all")
@@ -57,13 +59,35 @@ def test_the_bound_of_a_reports_observations_is_near_the_one_in_the_report(
     )
 
 
+def test_the_scores_of_one_training_are_not_read_as_independent(tmp_path, monkeypatch, capsys):
+    _, command = blocks(DOCS / "bounds.md", "console")[0].splitlines()
+    _, *arguments = command.split()
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    members = rng.random(2000) < 0.5
+    scores = 1.5 * members + rng.standard_normal(2000)
+    np.savez(arguments[1], scores=scores, memberships=members)
+    np.save("scores.npy", scores)
+    np.save("mask.npy", members)
+
+    def epsilon_lower(*given: str) -> float:
+        assert main.main(["bound", *given, *arguments[2:], "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["epsilon_lower"]
+
+    one_training = epsilon_lower("scores.npz")
+    assert 1 < one_training == epsilon_lower("scores.npy", "--members", "mask.npy")
+    arguments[3] = "fdp_cp"
+    assert epsilon_lower("scores.npz") > 1.5 * one_training
+    assert epsilon_lower("scores.npy", "mask.npy") > 1.5 * epsilon_lower("scores.npz")
+
+
 @pytest.fixture
 def hand_written():
     yield from example("hand_written")
 
 
 def test_the_line_for_hand_written_dp_sgd_lets_canaries_in(hand_written, tmp_path, monkeypatch):
-    code, _ = blocks(HAND_WRITTEN, "python")
+    code, *_ = blocks(HAND_WRITTEN, "python")
     monkeypatch.chdir(tmp_path)
     names = run(code, dict(vars(hand_written)))
     kind = type("Model", (hand_written.ByVmap,), {"training_step": names["training_step"]})
@@ -72,9 +96,27 @@ def test_the_line_for_hand_written_dp_sgd_lets_canaries_in(hand_written, tmp_pat
     assert not [c.name for c in report.checks if c.status == "violated"]
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_own_poisson_draws_of_a_plain_loop_pass_if_they_are_stated(
+    hand_written, allowed, tmp_path, monkeypatch
+):
+    stated, plain, _ = blocks(HAND_WRITTEN, "python")
+    monkeypatch.chdir(tmp_path)
+    images, labels = hand_written.Digits().train_dataloader().dataset.tensors
+    net = hand_written.Digits().net
+    optimizer = hand_written.torch.optim.SGD(net.parameters(), lr=0.5)
+    yours = {"net": net, "optimizer": optimizer, "images": images, "labels": labels}
+    names = run(stated, {**vars(hand_written), **yours})
+    code = plain if allowed else plain.replace("allow=own", "allow=()")
+    verdict = run(code, names)["audit"].report.verdict
+    assert (verdict.outcome, verdict.allowed) == (
+        ("PASS", ("sampling.not_poisson",)) if allowed else ("INCONCLUSIVE", ())
+    )
+
+
 @pytest.mark.heavy
 def test_a_release_that_is_shown_may_be_processed(hand_written, tmp_path, monkeypatch):
-    stated, processed = blocks(HAND_WRITTEN, "python")
+    stated, _, processed = blocks(HAND_WRITTEN, "python")
     monkeypatch.chdir(tmp_path)
     names = run(processed, run(stated, dict(vars(hand_written))))
     kind = type("Model", (hand_written.ByVmap,), {"training_step": names["training_step"]})
@@ -107,11 +149,53 @@ def test_the_banded_noise_is_that_of_its_claim(digits, tmp_path, monkeypatch):
     assert "the mechanism alone was judged" in report.verdict.summary
 
 
+@pytest.mark.parametrize(("kind", "seen"), [("Resumable", "ok"), ("Classifier", "violated")])
+def test_the_lines_for_the_random_state_keep_a_resumed_training_from_a_violation(
+    kind, seen, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks(DOCS / "lightning.md", "python")
+    definitions, _ = code.split("\naudit = ")
+    (lines,) = blocks(DOCS / "resume.md", "python")
+    for epochs, path in ((1, None), (2, "last.ckpt")):
+        pl.seed_everything(1)  # each process begins with it
+        names = run(lines, run(definitions, {"__name__": "page"}))
+        audit = PrivacyAudit(claimed_epsilon=8.0, seed=1, on_violation="warn")
+        trainer = pl.Trainer(max_epochs=epochs, callbacks=[audit], accelerator="cpu", logger=False)
+        trainer.fit(names[kind](), names["loader"], ckpt_path=path)
+        trainer.save_checkpoint("last.ckpt")
+    assert {c.name: c.status for c in audit.report.checks}["reuse.resume"] == seen
+    assert audit.report.verdict.outcome == {"ok": "PASS", "violated": "VIOLATION"}[seen]
+    assert audit.report.steps == 64
+
+
+def test_the_plain_loop_of_the_plan_states_its_planned_steps(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trainer, loop = blocks(DOCS / "plan.md", "python")
+    names = run(loop, run(trainer.split("\nfound = ")[0], {"__name__": "page"}))
+    *given, arguments = names["build_loop"]()
+    found = plan(*given, **arguments)
+    assert found.can_be_audited
+    assert found.steps_planned == arguments.pop("epochs") * len(names["loader"]) == 87
+    assert "are planned" in str(found)
+    assert "are planned" not in str(plan(*names["build_loop"]()[:-1], **arguments))
+
+
 def test_a_planted_fault_fails_the_training_by_name(digits, tmp_path, monkeypatch):
     (code,) = blocks(DOCS / "test-your-gate.md", "python")
     monkeypatch.chdir(tmp_path)
     names = run(code, {"Model": digits.Digits})
     assert names["trainer"].callbacks[0].report.verdict.exit_code == 1
+
+
+def test_a_planted_fault_fails_a_plain_loop_by_name(tmp_path, monkeypatch):
+    assert '`plant(optimizer, "half_noise")`' in text_of(DOCS / "test-your-gate.md")
+    monkeypatch.chdir(tmp_path)
+    before, loop = blocks(DOCS / "plain-loops.md", "python")[0].split("\nwith ")
+    names = run(before, {"__name__": "page"})
+    plant(names["optimizer"], "half_noise")
+    with pytest.raises(PrivacyViolation, match="noise scale too small"):
+        run(f"with {loop}", names)
 
 
 def test_the_number_of_faults_is_as_stated():

@@ -77,7 +77,8 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.py:FUNCTION",
         help="a function without arguments that returns (trainer, model) or (trainer, model, "
         "datamodule), or for a plain loop (model, optimizer, loader, step), with a function that "
-        "takes one step on a batch; a module's name may replace the file",
+        "takes one step on a batch, and a dict of arguments of attach, such as the planned epochs; "
+        "a module's name may replace the file",
     )
     parser.add_argument(
         "--accelerator",

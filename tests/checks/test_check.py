@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
@@ -512,7 +513,10 @@ def site(tmp_path_factory):
     site = tmp_path_factory.mktemp("site")
     callback = "from lightning_audit import PrivacyAudit\n"
     (site / "noise_median.py").write_text(callback + MODULE + COUNTED)
-    assert 'median = "noise_median:CHECKS"' in PAGE
+    project = tomllib.loads(PAGE.split("```toml\n")[1].split("```")[0])
+    assert project["project"]["entry-points"] == {
+        "lightning_audit.checks": {"median": "noise_median:CHECKS"}
+    }
     installed(site, "noise-median", "median = noise_median:CHECKS")
     (site / "trainings.py").write_text(TRAININGS)
     return site
