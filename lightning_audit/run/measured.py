@@ -51,7 +51,7 @@ def measured_epsilon(report: AuditReport, adjacency: Adjacency) -> MeasuredEpsil
     The limits of the measured ratio, 99 % at any stop for Gaussian noise, are composed as an
     accountant composes the stated noise: over the planned steps, since a violation stops the
     training long before them. It is an estimate: the least sensitivity that explains the finding
-    stands for the true one, and no other fault is counted.
+    is taken for the true one, and no other fault is counted.
 
     Args:
         report: with verdict, history and planned steps.
