@@ -24,6 +24,7 @@ from lightning_audit.results.audit_report import (
     CheckResult,
     LikelyFault,
     Outcome,
+    measured_words,
     outcome_in_words,
 )
 from lightning_audit.results.report_details import CodePlace, places_in
@@ -521,6 +522,8 @@ def _sections(one: Checked) -> Iterator[list[str]]:
         yield [f"{name}: {in_markdown(text)}"]
     if one.report is None:
         return
+    if measured := measured_words(one.report, source=True):
+        yield [f"{name}, as measured: {in_markdown(measured)}"]
     for finding in findings_of(one.report):
         yield list(_details(name, finding, one.report))
     if blockers := one.report.verdict.pass_blockers:

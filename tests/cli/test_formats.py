@@ -17,7 +17,7 @@ from lightning_audit.checks.check import REGISTRY
 from lightning_audit.cli import formats
 from lightning_audit.cli.formats import Checked, Remark
 from lightning_audit.results.audit_report import AuditReport
-from lightning_audit.results.report_details import CodePlace, places_in
+from lightning_audit.results.report_details import CodePlace, MeasuredEpsilon, places_in
 
 
 def test_the_worst_outcome_gives_the_exit_code_and_all_are_counted():
@@ -402,6 +402,16 @@ def test_a_finding_has_severity_place_and_what_to_look_at():
     assert "**Severity:** critical: the guarantee is void" in lists
     assert "**Code:** Half.add_noise at src/half.py:41" in lists
     assert "**Where:** first seen in step 8 of 100" in lists
+
+
+def test_the_measured_epsilon_is_in_the_summary_and_in_json():
+    one = MeasuredEpsilon(8.07, 10.3, 9.1, 29, True, "the noise is 0.48 to 0.53 times the stated")
+    found = checked(violated(epsilon_measured=one))
+    text = formats.as_markdown([found])
+    assert "**lit**, as measured" not in text
+    assert "<b>lit</b>, as measured: epsilon about 9.1 (8.07 to 10.3) over the 29 planned" in text
+    (report,) = json.loads(formats.as_json_summary([found]))["reports"]
+    assert report["epsilon_measured"] == dataclasses.asdict(one)
 
 
 def test_foreign_text_makes_no_tag_link_mention_or_cell():
