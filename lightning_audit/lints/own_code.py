@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree
 
 from lightning_audit.checks.accounting import LEDGER_RECORDS, LEDGER_STEPS
+from lightning_audit.checks.between import BETWEEN
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.checks.clipping import CLIPPING_NORM, FINITE, SENSITIVITY
 from lightning_audit.checks.disclosure import VOID
@@ -195,6 +196,7 @@ def _roles() -> Mapping[str, tuple[Role, ...]]:
         GRADIENT_REPLACED.name: _STEP,
         REPLAY_RELEASE.name: ("norm", *_STEP),
         COUPLING.name: ("norm", "training_step"),
+        BETWEEN.name: ("clips", "adds_noise", "hooks", "samplers", "training_step"),
         **dict.fromkeys((FINITE.name, "loss_reduction"), ("training_step",)),
         LEDGER_STEPS.name: ("training_step", "loader"),
         **{

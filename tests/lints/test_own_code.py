@@ -217,6 +217,8 @@ def test_each_finding_is_of_the_code_that_may_cause_it():
         "noise": f"OwnOptimizer at {AT}{own}, Lit.configure_gradient_clipping at {AT}{hook}",
         "replay.clipping": f"OwnOptimizer at {AT}{own}, Lit.configure_gradient_clipping at "
         f"{AT}{hook}, Lit.training_step at {AT}{step}",
+        "every_step": f"OwnOptimizer at {AT}{own}, Lit.configure_gradient_clipping at "
+        f"{AT}{hook}, Lit.training_step at {AT}{step}",
         "coupling": f"layer `net.layers.1` of Net at {AT}{line_of('class Net')}, "
         f"Lit.training_step at {AT}{step}",
         "accounting": f"Lit.configure_optimizers at {AT}{line_of('def configure_optimizers')}",
