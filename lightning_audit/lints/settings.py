@@ -327,7 +327,9 @@ def logged_names(module: Any) -> list[str]:
     while todo:
         name = todo.pop()
         method = getattr(type(module), name, None)
-        library = getattr(method, "__module__", "").startswith(("pytorch_lightning", "lightning."))
+        library = str(getattr(method, "__module__", "")).startswith(
+            ("pytorch_lightning", "lightning.")
+        )
         if name in known or library or not inspect.isfunction(method):
             continue
         known.add(name)
