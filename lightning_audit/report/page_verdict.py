@@ -202,7 +202,7 @@ def found_epsilon(report: AuditReport) -> float | None:
 def _found_in_words(report: AuditReport) -> Pair:
     """Return `found_epsilon` as text, and what it is."""
     one, proved = report.epsilon_measured, report.epsilon_lower
-    if one is not None and math.isinf(one.lower):
+    if one is not None and one.lower > 100.0:
         return "above 100", "as measured"
     if one is not None and one.about is not None and one.upper is not None:
         return f"about {number(one.about, 2)}", f"{number(one.lower)} to {number(one.upper)}"

@@ -254,11 +254,14 @@ def measured_words(report: AuditReport, *, source: bool = False) -> str:
     if found is None:
         return ""
     value = f"epsilon at least {found.lower:.3g}"
-    if math.isinf(found.lower):
+    if found.lower > 100.0:
         value = "epsilon above 100"
     elif found.about is not None and found.upper is not None and math.isfinite(found.upper):
-        value = f"epsilon about {found.about:.2g} ({found.lower:.3g} to {found.upper:.3g})"
+        about = float(f"{found.about:.2g}")
+        value = f"epsilon about {about:g} ({found.lower:.3g} to {found.upper:.3g})"
     over = f"over the {found.steps:,} {'planned steps' if found.planned else 'steps so far'}"
+    if found.planned and found.steps > report.steps and report.history:
+        over += f" at noise multiplier {report.history[-1][0]:.3g}"
     of = f" for {found.of}" if found.of else ""
     measured = f": {found.measured}" if source else ""
     return f"{value} {over}{of}, if everything else is as stated{measured}"

@@ -62,6 +62,8 @@ def measured_epsilon(report: AuditReport, adjacency: Adjacency) -> MeasuredEpsil
     """
     if report.verdict.root is None or SAME_FACTOR in report.verdict.summary:
         return None
+    if len(report.optimizers) > 1:  # whose steps are which is not in the history
+        return None
     faults = (report.verdict.root, *report.verdict.further)
     seen = {check.name: check.evidence for check in report.checks if check.status == "violated"}
     noise = next(filter(None, (_of_noise(fault, seen) for fault in faults)), None)
@@ -134,10 +136,10 @@ def _of_record(finding: str, checks: Mapping[str, Mapping[str, Any]]) -> _Leakag
 
 
 def _planned_phases(report: AuditReport) -> tuple[list[Phase], bool]:
-    """Return the stated phases of all planned steps, if they are those of one optimizer."""
+    """Return the stated phases of all planned steps, at the noise and the rate of the last one."""
     phases = [Phase(*phase) for phase in report.composed or report.history]
     more = (report.planned_steps or 0) - report.steps
-    if more < 0 or report.composed or len(report.optimizers) > 1 or not phases:
+    if more < 0 or report.composed or not phases:
         return phases, False
     return [*phases[:-1], dataclasses.replace(phases[-1], steps=phases[-1].steps + more)], True
 

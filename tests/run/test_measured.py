@@ -77,7 +77,10 @@ def test_an_upper_limit_alone_gives_a_lower_one_and_a_tensor_has_its_own_words()
     assert one.lower == pytest.approx(gaussian(4.0), rel=2e-3)
     assert one.of == "records whose gradient lies in `a`, `b`"
     words = measured_words(dataclasses.replace(report, epsilon_measured=one))
-    assert words.startswith(f"epsilon at least {one.lower:.3g} over the 400 planned steps for ")
+    start = (
+        f"epsilon at least {one.lower:.3g} over the 400 planned steps at noise multiplier 10 for "
+    )
+    assert words.startswith(start)
     assert words.endswith("if everything else is as stated")
 
 
@@ -126,6 +129,7 @@ def test_without_noise_epsilon_is_above_what_is_of_use(evidence, finding):
         found(fault({}, "reuse.lag")),
         found(fault({"noise_ratio_upper": 1.02})),
         found(fault(HALF), history=((10.0, None, 100),)),
+        found(fault(HALF), optimizers=made_report().optimizers * 2),
         dataclasses.replace(
             found(fault(HALF)),
             verdict=dataclasses.replace(
@@ -133,7 +137,7 @@ def test_without_noise_epsilon_is_above_what_is_of_use(evidence, finding):
             ),
         ),
     ],
-    ids=["pass", "another fault", "no lack", "no rate", "same factor"],
+    ids=["pass", "another fault", "no lack", "no rate", "two optimizers", "same factor"],
 )
 def test_nothing_is_estimated_where_no_fault_has_a_size(report):
     assert measured_epsilon(report, "add_remove") is None
