@@ -109,6 +109,8 @@ class RunLedger:
         self.book = Ledger()
         #: Records of all steps of the only private optimizer before the present batch.
         self.rows_before: int | None = None
+        #: Steps with these noise multipliers in the accountants before the first step.
+        self.alike_before = 0
         #: Number of the next batch for which `start_batch` is called, and whether `end_batch` is
         #: called.
         self.due, self.looks = 0, False
@@ -192,8 +194,11 @@ class RunLedger:
         self.book.begun = True
         held = [own.accountant.accountant for own in optimizers.facts if own.accountant]
         once = {id(accountant): accountant for accountant in held}.values()
-        told = (int(steps) for accountant in once for *_, steps in accountant.history)
-        self.book.told_before, self.book.accountants = sum(told), len(once)
+        told = [phase for accountant in once for phase in accountant.history]
+        self.book.told_before, self.book.accountants = sum(int(p[-1]) for p in told), len(once)
+        # Of another noise multiplier they are another mechanism's, such as a query before.
+        own = {getattr(session.step.optimizer, "noise_multiplier", None) for session in sessions}
+        self.alike_before = sum(int(steps) for sigma, _, steps in told if sigma in own)
         self.book.taken_before = sum(session.recorder.steps for session in sessions)
 
     def end_batch(self, taken: int, sessions: Sequence[AuditSession], batch: Any) -> None:
@@ -541,7 +546,7 @@ class AuditRun:
             book, fits = self.ledger.book, self._course.fits
             counted = book.told_before > 0 or bool(self._course.resumed)
             fits.begin(module, self.ledger.data, self.files, counted=counted)
-            unseen = book.told_before - book.taken_before - fits.passed()
+            unseen = self.ledger.alike_before - book.taken_before - fits.observed()
             if unseen > 0 and not self._course.resumed:
                 self._course.resumed = _UNSEEN.format(unseen)
                 self.optimizers.begin_amid()
@@ -676,8 +681,8 @@ class AuditRun:
             # An accountant that holds earlier fits composes them too.
             whole = self.config.shuffled or not fits.counted_before
             phases = epsilons.composed if whole else run_history(self.sessions)
-            passed = report.verdict.outcome == "PASS"
-            attempt(lambda: fits.end(module, phases, self.files, passed=passed))
+            sound = report.verdict.outcome != "VIOLATION"
+            attempt(lambda: fits.end(module, phases, self.files, sound=sound))
         return report
 
     def break_off(self, why: str) -> None:

@@ -94,7 +94,7 @@ class Fit:
         last: digest of its parameters after its last step.
         phases: that it spent.
         records: that it read; None if it was read from a directory.
-        passed: whether its verdict was a PASS.
+        sound: whether its verdict was no VIOLATION.
     """
 
     run: str
@@ -102,7 +102,7 @@ class Fit:
     last: str
     phases: tuple[Phase, ...]
     records: Records | None = None
-    passed: bool = False
+    sound: bool = False
 
 
 #: The fits of this process, the latest last.
@@ -181,17 +181,14 @@ class EarlierFits(Kept):
             self.count += bool(shared)
             self.apart += shared is None and not continues and fit.run in here
 
-    def passed(self) -> int:
-        """Return the number of steps of this process that this fit continues and that passed.
+    @staticmethod
+    def observed() -> int:
+        """Return the number of steps that sound fits of this process took.
 
         Of steps in another process it takes the state of their audit: only with it noise is seen
         that starts again.
         """
-        begins, steps = self.first, 0
-        for fit in reversed(_fits):
-            if fit.passed and fit.last == begins != fit.first:
-                begins, steps = fit.first, steps + sum(phase.steps for phase in fit.phases)
-        return steps
+        return sum(phase.steps for fit in _fits if fit.sound for phase in fit.phases)
 
     def _shared(self, fit: Fit) -> bool | None:
         if self._records is None or fit.records is None:
@@ -255,7 +252,7 @@ class EarlierFits(Kept):
         phases: Sequence[Phase],
         files: ReportFiles | None,
         *,
-        passed: bool,
+        sound: bool,
     ) -> None:
         """Keep this fit for later ones.
 
@@ -263,12 +260,12 @@ class EarlierFits(Kept):
             module: that was trained.
             phases: that its own steps spent.
             files: of the report directory.
-            passed: whether its verdict is a PASS.
+            sound: whether its verdict is no VIOLATION.
         """
         if not self.first or not phases:
             return
         spent = tuple(merge(phases))
-        fit = Fit(self.run, self.first, _digest(module), spent, self._records, passed)
+        fit = Fit(self.run, self.first, _digest(module), spent, self._records, sound)
         others = [other for other in _fits if other.run != self.run]
         _fits.clear()
         _fits.extend([*others, fit])
