@@ -26,7 +26,7 @@ def step() -> Any:
     param = nn.Parameter(torch.zeros(4))
     param.grad = torch.tensor([1.0, 2.0, 3.0, 4.0])
     param.summed_grad = torch.tensor([0.0, 6.0, 0.0, 8.0])
-    return SimpleNamespace(params=[param], batch_size=lambda: 5)
+    return SimpleNamespace(params=[param], batch_size=lambda: 5, sums_lack="")
 
 
 #: Coordinates that are read.
@@ -130,7 +130,12 @@ def read_banded(made: NoiseWatch, noise: float) -> Any:
     param.grad = (param.summed_grad + 2.0 * noise) / 8.0
     tap = GradientTap(torch.optim.SGD([param]), [param], AT)
     made.read(
-        SimpleNamespace(params=[param], batch_size=lambda: 5), 300, 6, [param.grad], None, tap
+        SimpleNamespace(params=[param], batch_size=lambda: 5, sums_lack=""),
+        300,
+        6,
+        [param.grad],
+        None,
+        tap,
     )
     return shown(made)
 
@@ -323,7 +328,7 @@ def noise_of(params: Any, number: int = 0, **options: bool) -> Observation:
     """What is seen of a step of a mean over 8 records, in units of the gradient's sum."""
     made = NoiseWatch(Witnesses(READ), **{"alone": True, **options})
     tap = GradientTap(torch.optim.SGD(params), params, READ)
-    made.read(SimpleNamespace(params=params), number, 8, grads_of(params), 8.0, tap)
+    made.read(SimpleNamespace(params=params, sums_lack=""), number, 8, grads_of(params), 8.0, tap)
     claim = StepClaim(noise_multiplier=1.0, max_grad_norm=1.0, scale=8.0)
     return made.completed(Observation(), claim, 0, 8.0)[1]
 
