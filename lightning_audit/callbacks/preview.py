@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from opacus.accountants.accountant import IAccountant
 
 from lightning_audit.callbacks._namespaces import Callback, MisconfigurationException, isolate_rng
 from lightning_audit.callbacks.trainer import planned_steps, silent_logger
@@ -112,7 +115,7 @@ def preview(
                 "Trainer(fast_dev_run=True) shows the same for a training of one step"
             ) from error
         try:
-            with fits_put_back():
+            with fits_put_back(), _accountants_put_back():
                 trial.fit(model, *data, **named)
         except MisconfigurationException as error:
             return Preview(str(error))
@@ -121,6 +124,18 @@ def preview(
         stops = audit.on_violation != "warn"
         given = (watch.sessions, watch.planned, watch.times, watch.warned, watch.counted)
         return preview_of(report, *given, stops=stops)
+
+
+@contextlib.contextmanager
+def _accountants_put_back() -> Iterator[None]:
+    """Restore the accountants that are there already, such as that of an engine of the script."""
+    there = (one for one in gc.get_objects() if issubclass(type(one), IAccountant))
+    held = [(one, list(one.history)) for one in there]
+    try:
+        yield
+    finally:
+        for accountant, history in held:
+            accountant.history = history
 
 
 def _copied(trainer: Any, model: Any, data: Any) -> tuple[Any, Any, Any]:

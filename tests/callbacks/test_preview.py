@@ -8,6 +8,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from hand_written_support import CLAIM, HandWritten
+from opacus import PrivacyEngine
 from opacus.optimizers import DPOptimizer
 from pytorch_lightning.loggers import CSVLogger
 from torch.nn import functional
@@ -198,6 +199,22 @@ def test_an_optimizer_of_make_private_in_the_module_is_copied_with_its_accountan
     assert module.engine.accountant.history == []
     assert DPOptimizer.step is step
     assert "__deepcopy__" not in vars(torch.optim.Optimizer)
+
+
+def test_an_engine_of_the_script_has_no_steps_of_the_trial(tmp_path):
+    engine = PrivacyEngine()
+
+    class Shared(PrivateModule):
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            hook = engine.accountant.get_optimizer_hook_fn(sample_rate=1 / 32)
+            optimizer.attach_step_hook(hook)
+            return optimizer
+
+    engine.accountant.step(noise_multiplier=5.0, sample_rate=1.0)
+    found = previewed(tmp_path, Shared(), planned={"max_epochs": 1})
+    assert found.can_be_audited
+    assert engine.accountant.history == [(5.0, 1.0, 1)]
 
 
 def test_a_trainer_that_has_fitted_is_refused(tmp_path):

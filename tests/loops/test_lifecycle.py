@@ -256,22 +256,33 @@ def test_a_training_goes_on_from_its_state(tmp_path):
     assert (audit.report.verdict.outcome, audit.report.steps) == ("PASS", 64)
 
 
-@pytest.mark.parametrize("before", ["PASS", "VIOLATION", "another process"])
-def test_steps_before_the_audit_keep_a_pass_away_unless_this_process_passed_them(tmp_path, before):
+@pytest.mark.parametrize("before", ["PASS", "averaged", "VIOLATION", "another process"])
+def test_steps_before_the_audit_keep_a_pass_away_unless_this_process_saw_them(tmp_path, before):
     training = made(HalfNoise if before == "VIOLATION" else None)
     given = {**GIVEN, "report_dir": tmp_path, "on_violation": "warn"}
     with attach(*training.training, **given):
         plain_loops.mnist_form(training)
     if before == "another process":
         forget_fits()
+    if before == "averaged":  # as the server of a federated learning does between rounds
+        for p in training.model.parameters():
+            p.data.mul_(0.99)
     training.optimizer.__class__ = DPOptimizer
     with attach(*training.training, **given) as audit:
         plain_loops.mnist_form(training)
     missing = [item for item in audit.report.pass_blockers if "state=" in item]
     assert audit.report.verdict.outcome == ("INCONCLUSIVE" if missing else "PASS")
-    assert bool(missing) == (before != "PASS")
+    assert bool(missing) == (before not in ("PASS", "averaged"))
     if missing:
         assert missing[0].startswith("the accountant holds 64 steps from before this audit")
+
+
+def test_a_query_that_the_accountant_holds_keeps_no_pass_away(tmp_path):
+    training = made()
+    training.engine.accountant.step(noise_multiplier=7.0, sample_rate=1.0)
+    with attach(*training.training, **GIVEN, report_dir=tmp_path) as audit:
+        plain_loops.mnist_form(training)
+    assert audit.report.verdict.outcome == "PASS"
 
 
 def test_a_training_in_bf16_goes_on_from_its_state_too(tmp_path):
