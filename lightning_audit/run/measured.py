@@ -45,7 +45,9 @@ class _Leakage:
     since: int = 0
 
 
-def measured_epsilon(report: AuditReport, adjacency: Adjacency) -> MeasuredEpsilon | None:
+def measured_epsilon(
+    report: AuditReport, adjacency: Adjacency, earlier: Sequence[Phase] = ()
+) -> MeasuredEpsilon | None:
     """Return the epsilon of the measured noise and clipping, if everything else is as stated.
 
     The limits of the measured ratio, 99 % at any stop for Gaussian noise, are composed as an
@@ -56,6 +58,7 @@ def measured_epsilon(report: AuditReport, adjacency: Adjacency) -> MeasuredEpsil
     Args:
         report: with verdict, history and planned steps.
         adjacency: of the claim.
+        earlier: phases of earlier fits that the claim covers too, which are taken as stated.
 
     Returns:
         The estimate; None if no fault is of known size, or a sample rate is unknown.
@@ -81,7 +84,8 @@ def measured_epsilon(report: AuditReport, adjacency: Adjacency) -> MeasuredEpsil
         least = min((phase.noise_multiplier for phase in phases), default=0.0)
         if ratio > _LARGEST_MU * least:
             return math.inf if rates_known(phases) else None
-        return composed_epsilon([*before, *leaking(after, ratio)], report.delta, adjacency)
+        ran = [*earlier, *before, *leaking(after, ratio)]
+        return composed_epsilon(ran, report.delta, adjacency)
 
     least = epsilon(lower)
     if least is None:
@@ -90,7 +94,7 @@ def measured_epsilon(report: AuditReport, adjacency: Adjacency) -> MeasuredEpsil
         least,
         None if upper is None else epsilon(upper),
         None if upper is None else epsilon(math.sqrt(lower * upper)),
-        sum(phase.steps for phase in phases),
+        sum(phase.steps for phase in (*earlier, *phases)),
         planned,
         " and ".join(one.measured for one in found),
         next((one.of for one in found if one.of), ""),
@@ -136,10 +140,14 @@ def _of_record(finding: str, checks: Mapping[str, Mapping[str, Any]]) -> _Leakag
 
 
 def _planned_phases(report: AuditReport) -> tuple[list[Phase], bool]:
-    """Return the stated phases of all planned steps, at the noise and the rate of the last one."""
-    phases = [Phase(*phase) for phase in report.composed or report.history]
+    """Return the stated phases of all planned steps, at the noise and the rate of the last one.
+
+    Of shuffled batches, those of the passes so far.
+    """
+    shuffled = (report.settings.get("claim") or {}).get("sampling") == "shuffled"
+    phases = [Phase(*phase) for phase in (report.composed if shuffled else report.history)]
     more = (report.planned_steps or 0) - report.steps
-    if more < 0 or report.composed or not phases:
+    if more < 0 or shuffled or not phases:
         return phases, False
     return [*phases[:-1], dataclasses.replace(phases[-1], steps=phases[-1].steps + more)], True
 

@@ -783,7 +783,8 @@ def _course(report: AuditReport, run: _Run) -> AuditReport:
 def _as_measured(report: AuditReport, run: _Run) -> AuditReport:
     if run.config.mechanism_alone:
         return report
-    return replace(report, epsilon_measured=measured_epsilon(report, run.config.adjacency))
+    earlier = run.facts.fits.counted(run.config)
+    return replace(report, epsilon_measured=measured_epsilon(report, run.config.adjacency, earlier))
 
 
 def _faults(report: AuditReport, run: _Run) -> AuditReport:

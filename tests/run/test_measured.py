@@ -144,10 +144,15 @@ def test_nothing_is_estimated_where_no_fault_has_a_size(report):
     assert measured_words(report) == ""
 
 
-def test_where_accountants_cost_more_the_steps_so_far_count():
-    report = found(fault(HALF), composed=((5.0, 1.0, 100),))
-    one = measured_epsilon(report, "add_remove")
+def test_shuffled_batches_count_the_passes_so_far_and_earlier_fits_are_as_stated():
+    shuffled = {**made_report().settings, "claim": {"sampling": "shuffled"}}
+    one = measured_epsilon(
+        found(fault(HALF), composed=((5.0, 1.0, 3),), settings=shuffled), "add_remove"
+    )
     assert one is not None
-    assert (one.steps, one.planned) == (100, False)
-    expected = epsilon_of_history([Phase(2.5, 1.0, 100)], 1e-5)
-    assert one.lower == pytest.approx(expected, rel=1e-6)
+    assert (one.steps, one.planned) == (3, False)
+    assert one.lower == pytest.approx(epsilon_of_history([Phase(2.5, 1.0, 3)], 1e-5), rel=1e-6)
+    earlier = measured_epsilon(found(fault(HALF)), "add_remove", [Phase(10.0, 1.0, 500)])
+    assert earlier is not None
+    assert earlier.lower == pytest.approx(gaussian(math.sqrt(4.0**2 + 5.0)), rel=2e-3)
+    assert earlier.steps == 900
