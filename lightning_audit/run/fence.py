@@ -441,7 +441,9 @@ _STEP = "code of a step, outside of the optimizer's update,"
 
 
 #: Names of what depends on no record: the accountant's, step counters and learning rates.
-_NO_METRIC = re.compile(r"(.*\bepsilon|(global_)?step|epoch|(lr|learning_rate)([-_/].*)?)")
+_NO_METRIC = re.compile(
+    r"(.*\bepsilon|(.*/)?((global_)?step|epoch|(lr|learning_rate|noise_multiplier)([-_/].*)?))"
+)
 
 
 class Fence:
