@@ -43,7 +43,7 @@ from lightning_audit.results.report_details import CodePlace, places_in
 MOST_LINES, _WIDEST = 12, 160
 #: Packages whose code is not the user's, and folders of installed packages.
 _LIBRARIES = ("torch", "opacus", "pytorch_lightning", "lightning", "lightning_fabric")
-_INSTALLED = ("site-packages", "dist-packages", "lib-dynload")
+INSTALLED = ("site-packages", "dist-packages", "lib-dynload")
 #: Methods of a private optimizer, in the order of a step.
 _METHODS = ("add_noise", "clip_and_accumulate", "scale_grad", "pre_step", "step")
 
@@ -114,7 +114,7 @@ def _place(name: str, code: Any) -> Iterator[CodePlace]:
         file, (lines, first) = inspect.getsourcefile(code), inspect.getsourcelines(code)
     except (OSError, TypeError, ValueError, SyntaxError, IndexError):
         return
-    if file and Path(file).is_file() and not {*Path(file).parts} & {*_INSTALLED}:
+    if file and Path(file).is_file() and not {*Path(file).parts} & {*INSTALLED}:
         line = max(first, 1)
         source = textwrap.dedent("".join(lines[:MOST_LINES])).splitlines()
         yield CodePlace(

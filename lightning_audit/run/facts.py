@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +26,7 @@ from lightning_audit.dpsgd.opacus import AccountantLink
 from lightning_audit.files import commit_of
 from lightning_audit.hooks.boundary import RunTime
 from lightning_audit.hooks.sampler_tap import SamplerTap
-from lightning_audit.lints.own_code import OwnCode
+from lightning_audit.lints.own_code import INSTALLED, OwnCode
 from lightning_audit.lints.settings import (
     SKIPPED,
     LeftOutBatches,
@@ -159,12 +161,17 @@ def device_name(device: torch.device) -> str:
 
 
 def _commit(module: Any) -> str | None:
-    """Return the commit of the repository with the file of the module's class."""
+    """Return the commit of the repository with the file of the module's class, else of the script.
+
+    The class of an installed package, such as torch's Sequential, is in no repository of the user.
+    """
     try:
         file = inspect.getsourcefile(type(module))
     except (OSError, TypeError):  # typed into a notebook
         return None
-    return commit_of(file) if file else None
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    own = (one for one in (file, script) if one and not {*Path(one).parts} & {*INSTALLED})
+    return commit_of(first) if (first := next(own, None)) else None
 
 
 # --- The facts of a run at one moment, in addition to its observations.

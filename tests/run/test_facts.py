@@ -1,6 +1,7 @@
 """Faults that no canary sees: each is shown to be in the libraries, and to be said by the audit."""
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from training_support import PrivateModule, digits, mlp, random_data, status, tr
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.accounting.composition import PassCounter
 from lightning_audit.dpsgd.opacus import AccountantLink
+from lightning_audit.files import commit_of
 from lightning_audit.lints.settings import adaptive_remark, ghost_remarks
 from lightning_audit.run.facts import (
     Notes,
@@ -28,6 +30,7 @@ from lightning_audit.run.facts import (
     RunFacts,
     RunLints,
     TrainingInfo,
+    _commit,
 )
 from lightning_audit.session.planner import Ranks
 
@@ -468,3 +471,11 @@ def test_a_loader_that_is_exchanged_for_a_shuffled_one_is_named(audited):
     every_epoch = {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 1}
     found = audited(module, on_violation="warn", **every_epoch)
     assert found.verdict.faults[0].name == "not_poisson"
+
+
+def test_the_commit_is_of_the_users_code_and_not_of_an_installed_package(monkeypatch):
+    script = Path(__file__)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    assert _commit(torch.nn.Sequential()) == commit_of(str(script))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", torch.__file__)
+    assert _commit(torch.nn.Sequential()) is None
