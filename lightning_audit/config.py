@@ -290,7 +290,7 @@ def _refuse_unknown_findings(allow: Sequence[str]) -> None:
     known = findings()  # raises here, and not in `fit`, if a package's check cannot be loaded
     for name in allow:
         if name not in known:
-            meant = _validate.did_you_mean(name, known) if isinstance(name, str) else ""
+            meant = _validate.did_you_mean(str(name), known)
             raise ValueError(f"allow holds {name!r}, which is no name of a finding; {meant}")
 
 

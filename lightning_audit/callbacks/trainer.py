@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -358,7 +360,12 @@ def fence_hooks(trainer: Any, module: Any, own: Any, fence: Fence) -> None:
     # The hooks of the module that may change a checkpoint run within this method of Lightning's.
     connector = trainer._checkpoint_connector
 
+    begun = time.time()
+
     def loading() -> None:
+        path = trainer.ckpt_path
+        if path and os.path.exists(path) and os.path.getmtime(path) > begun:
+            return  # written in this fit, of what it has read
         saved = connector._loaded_checkpoint.get("state_dict", {})
         fence.loading({k: v for k, v in saved.items() if isinstance(v, torch.Tensor)})
 
@@ -405,7 +412,7 @@ class LightningStep:
             if c is own or _SHOW_OR_SAVE & {kind.__name__ for kind in type(c).__mro__}
         ]
         #: Names of what ``training_step`` logs.
-        self.logged: dict[str, None] = {}
+        self.logged: dict[str, set[Any]] = {}
         # Number of the first batch of the step that is run again.
         self._first = 0
 
@@ -522,9 +529,12 @@ class LightningStep:
             vars(module).update(log=self._drop, log_dict=self._drop)
             yield
 
-    def _drop(self, logged: Any, *_: Any, **__: Any) -> None:
-        """Keep the names of logged values, and log nothing."""
-        self.logged |= dict.fromkeys(logged if isinstance(logged, dict) else [logged])
+    def _drop(self, logged: Any, value: Any = None, *_: Any, **__: Any) -> None:
+        """Keep logged values by their names, and log nothing."""
+        for name, one in (logged if isinstance(logged, dict) else {logged: value}).items():
+            plain = isinstance(one, int | float) or (torch.is_tensor(one) and one.numel() == 1)
+            # Other objects, such as metrics, sum up records.
+            self.logged.setdefault(name, set()).add(float(one) if plain else object())
 
 
 def silent_logger(trainer: Any) -> Any:

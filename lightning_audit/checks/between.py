@@ -92,7 +92,6 @@ def between_result(found: Mapping[str, tuple[int, float]], clipping: str = "") -
             "of": of,
             "kind": clipping if of == "row" else "",
             "step": step if of else None,
-            **({"size": size, "allowed": 1.0} if of == "row" else {}),
             "doubts": {kind: at for kind, (at, _) in found.items() if kind in _DOUBTS},
         },
         BETWEEN.fine,

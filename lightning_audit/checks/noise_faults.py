@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -86,8 +87,9 @@ def _from_a_step_on(case: Case, monitor: AuditMonitor) -> Candidate | None:
     step = (monitor.witness_noise.burst.violated_at or 0) + 1
     upper = monitor.witness_noise.upper_since_onset(ratios)
     few = tuple(ratios) if 2 * len(ratios) < len(names) else ()
+    # A replay of an earlier step may have had the noise of a later one.
     whose = f"noise of {', '.join(f'`{name}`' for name in few[:5])}" if few else "noise"
-    return case.candidate(
+    found = case.candidate(
         "noise_too_small_from_a_step_on",
         NOISE_STEP.name,
         f"{whose} too small from step {step} on, at the latest: since then it is "
@@ -98,6 +100,8 @@ def _from_a_step_on(case: Case, monitor: AuditMonitor) -> Candidate | None:
         few or None,
         case.of_noise,
     )
+    place = dataclasses.replace(found.fault.place, step=step - 1)
+    return dataclasses.replace(found, fault=dataclasses.replace(found.fault, place=place))
 
 
 def _in_few_steps(case: Case, monitor: AuditMonitor, finding: str) -> bool:

@@ -543,7 +543,7 @@ def _details(name: str, finding: Finding, report: AuditReport) -> Iterator[str]:
     if finding.step is not None:
         yield f"- **Where:** first seen in step {finding.step + 1} of {report.steps}"
     for place in finding.places:
-        yield f"- **Code:** {in_markdown(place.name)} at {in_markdown(place.file)}:{place.line}"
+        yield f"- **Code:** {in_markdown(place.pointer)}"
     if finding.look_at:
         yield f"- **Look at:** {in_markdown(finding.look_at)}"
     if finding.explains:

@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, Literal
 
 from opacus import GradSampleModule
@@ -71,11 +71,13 @@ def of_function(called: Any) -> Iterator[CodePlace]:
             called = called.func
         elif isinstance(called, MethodType | staticmethod | classmethod):
             called = called.__func__
-        elif not _is_library(getattr(called, "__globals__", {}).get("__name__", "builtins")):
+        elif isinstance(called, FunctionType) and not _is_library(
+            called.__globals__.get("__name__", "builtins")
+        ):
             yield from _place(called.__qualname__, called.__code__)
             return
-        elif hasattr(called, "__globals__"):
-            called = getattr(called, "__wrapped__", None)
+        elif (wrapped := inspect.getattr_static(called, "__wrapped__", None)) is not None:
+            called = wrapped
         else:  # an object that can be called
             yield from of_class(type(called))
             return

@@ -785,11 +785,13 @@ def _refuse_second(optimizers: Sequence[Any]) -> None:
             )
 
 
-def _check(given: Mapping[str, Any]) -> None:
+def _check(given: dict[str, Any]) -> None:
     """Raise if an argument that only `attach` has is of another kind."""
     if given["epochs"] is not None:
         advice = "these are whole passes over the loader; leave it out if their number is unknown"
-        _validate.positive_int("epochs", given["epochs"], advice)
+        given["epochs"] = _validate.positive_int("epochs", given["epochs"], advice)
+    if given["report_dir"] is None:
+        raise ValueError("report_dir=None must be the path of a directory, such as 'audit'.")
     if given["precision"] is not None and given["precision"] not in _FP16_NAMES:
         advice = "leave it out to read it from the training"
         _validate.one_of("precision", given["precision"], _PRECISIONS, advice)

@@ -258,7 +258,7 @@ class LoopStep:
         #: Of the batches; None if there is none, or no torch loader.
         self.loader: Any = None
         #: Names of what the step logs.
-        self.logged: dict[str, None] = {}
+        self.logged: dict[str, set[Any]] = {}
         self._bodies: dict[tuple[CodeType, int], LoopBody | None] = {}
         self._body: LoopBody | None = None
         # The frame in which the batch was fetched, by its identity, and where.

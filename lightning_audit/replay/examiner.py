@@ -453,8 +453,8 @@ class UserStep(Protocol):
         """The precision of the training, by Lightning's name."""
 
     @property
-    def logged(self) -> Collection[str]:
-        """Names of the values that the step logged when it was replayed."""
+    def logged(self) -> dict[str, set[Any]]:
+        """Values that the step logged when it was replayed, by name; in memory only."""
 
     @property
     def aside(self) -> Sequence[object]:
@@ -542,7 +542,8 @@ class Examined:
         late: names of the questions for which no replays were left.
         waits: number of steps until the next try; 0 if this step was examined.
         ends: whether no other step may be replayed.
-        logged: names of the values that ``training_step`` logs.
+        logged: names of the values that ``training_step`` logs, each with whether it differed
+            between replays, whose records differ.
         notes: for the report.
         lacks: what a PASS lacks if no question is answered in the whole training, or empty.
         one_number: see `StepReplay.one_number`.
@@ -555,7 +556,7 @@ class Examined:
     late: tuple[str, ...] = ()
     waits: int = 0
     ends: bool = False
-    logged: tuple[str, ...] = ()
+    logged: Mapping[str, bool] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     lacks: str = ""
     one_number: bool = False
@@ -724,6 +725,8 @@ def _answered(
         forked=order.forked,
     )
     answers = ask(asked, names)
+    logged = {name: len(values) > 1 for name, values in user.logged.items()}
+    user.logged.clear()  # a later step may log another learning rate
     lacks = _UNSTEADY.format(lacking="; ".join(replay.steady.lacking[:_NAMED]))
     notes = [f"the training is not as it was before the examination: {lost}" for lost in state.lost]
     notes += [f"{ANOTHER_DREW}: they were not restored"] * bool(replay.stopped)
@@ -734,7 +737,7 @@ def _answered(
         late=tuple(name for name, answer in answers.items() if answer.reason == NONE_LEFT),
         waits=int(all(answer.reason == TOO_SMALL for answer in answers.values())),
         ends=bool(replay.stopped),
-        logged=tuple(user.logged),
+        logged=logged,
         notes=tuple(notes),
         lacks=lacks if any(a.reason == lacks for a in answers.values()) else "",
         one_number=replay.one_number,

@@ -109,15 +109,14 @@ def warnings_of(report: AuditReport) -> list[tuple[str, str]]:
     """Return what fails no gate and lets more out than epsilon says: each in short, and whole."""
     found = []
     if report.published:
-        names = ", ".join(f"`{name}`" for name in report.published[:5])
+        names = ", ".join("`{}`".format(name.replace("`", "'")) for name in report.published[:5])
         more = f" and {len(report.published) - 5} more" if len(report.published) > 5 else ""
         short = f"logs {names}{more} without noise"
-        found.append(
-            (short, f"the training {short}: no epsilon covers what is computed from training data")
-        )
+        found.append((short, f"the training {short}: records decide it, and no epsilon covers it"))
     records = records_of(report)
     if records and report.delta > 1.0 / records:
-        short = f"delta {report.delta:g} is above 1 / {records:,} records"
+        about = float(f"{records:.2g}")
+        short = f"delta {report.delta:g} is above one over the about {about:,.0f} records"
         found.append((short, f"{short}: such a delta admits publishing a record; take less"))
     for check in report.checks:
         if check.status == "warned" and not check.follows_from:

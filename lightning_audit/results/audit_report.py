@@ -259,12 +259,13 @@ def measured_words(report: AuditReport, *, source: bool = False) -> str:
     elif found.about is not None and found.upper is not None and math.isfinite(found.upper):
         about = float(f"{found.about:.2g}")
         value = f"epsilon about {about:g} ({found.lower:.3g} to {found.upper:.3g})"
-    over = f"over the {found.steps:,} {'planned steps' if found.planned else 'steps so far'}"
+    steps = f"{found.steps:,} {'planned ' if found.planned else ''}step{'s' * (found.steps != 1)}"
+    over = f"over the {steps}{'' if found.planned else ' so far'}"
     if found.planned and found.steps > report.steps and report.history:
         over += f" at noise multiplier {report.history[-1][0]:.3g}"
     of = f" for {found.of}" if found.of else ""
     measured = f": {found.measured}" if source else ""
-    return f"{value} {over}{of}, if everything else is as stated{measured}"
+    return f"{value} {over}{of}, if all are alike and everything else is as stated{measured}"
 
 
 # --- What an audit over many trainings counted: the part of its report that other reports lack.
@@ -510,7 +511,7 @@ class AuditReport:
         trainings: what an audit over many trainings counted; None in a report of one training.
         epsilon_measured: of the noise and the clipping that were found, an estimate; None where
             neither is at fault, or not in a known ratio.
-        published: names of values that the training logs, computed from data without noise.
+        published: names of values that the training logs and that records decide, as replays show.
         schema_version: layout of this report.
     """
 

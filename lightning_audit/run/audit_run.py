@@ -83,7 +83,7 @@ _FEWER = (
 _UNSEEN = (
     "the accountant holds {} steps from before this audit, which did not observe them: a training "
     "that continues takes attach(..., state=), the audit.state_dict() that was saved with the "
-    "weights, or a Lightning checkpoint with the callback; a new one takes a new PrivacyEngine"
+    "weights, or a Lightning checkpoint with the callback"
 )
 #: Ratio of a loader's batch size to the claimed one that is rounding.
 _ALIKE = 1.25
@@ -682,7 +682,7 @@ class AuditRun:
             whole = self.config.shuffled or not fits.counted_before
             phases = epsilons.composed if whole else run_history(self.sessions)
             sound = report.verdict.outcome != "VIOLATION"
-            attempt(lambda: fits.end(module, phases, self.files, sound=sound))
+            attempt(lambda: fits.end(module, phases, self.files, steps=report.steps * sound))
         return report
 
     def break_off(self, why: str) -> None:

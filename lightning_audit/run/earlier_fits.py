@@ -94,7 +94,7 @@ class Fit:
         last: digest of its parameters after its last step.
         phases: that it spent.
         records: that it read; None if it was read from a directory.
-        sound: whether its verdict was no VIOLATION.
+        steps: number of its steps if its verdict was no VIOLATION, else 0.
     """
 
     run: str
@@ -102,7 +102,7 @@ class Fit:
     last: str
     phases: tuple[Phase, ...]
     records: Records | None = None
-    sound: bool = False
+    steps: int = 0
 
 
 #: The fits of this process, the latest last.
@@ -188,7 +188,7 @@ class EarlierFits(Kept):
         Of steps in another process it takes the state of their audit: only with it noise is seen
         that starts again.
         """
-        return sum(phase.steps for fit in _fits if fit.sound for phase in fit.phases)
+        return sum(fit.steps for fit in _fits)
 
     def _shared(self, fit: Fit) -> bool | None:
         if self._records is None or fit.records is None:
@@ -252,7 +252,7 @@ class EarlierFits(Kept):
         phases: Sequence[Phase],
         files: ReportFiles | None,
         *,
-        sound: bool,
+        steps: int,
     ) -> None:
         """Keep this fit for later ones.
 
@@ -260,12 +260,12 @@ class EarlierFits(Kept):
             module: that was trained.
             phases: that its own steps spent.
             files: of the report directory.
-            sound: whether its verdict is no VIOLATION.
+            steps: number of its steps if its verdict is no VIOLATION, else 0.
         """
         if not self.first or not phases:
             return
         spent = tuple(merge(phases))
-        fit = Fit(self.run, self.first, _digest(module), spent, self._records, sound)
+        fit = Fit(self.run, self.first, _digest(module), spent, self._records, steps)
         others = [other for other in _fits if other.run != self.run]
         _fits.clear()
         _fits.extend([*others, fit])

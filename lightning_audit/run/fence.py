@@ -64,7 +64,7 @@ class FenceLog(Kept):
         waiting: the same on changes within steps, by what made them, until one is examined.
         monitors: sentences on decisions by metrics without noise.
         logged: names of what ``training_step`` logs.
-        published: those that replayed steps logged, without the names of settings and counters.
+        published: those whose values differed between replays of a step with other records.
         steps: number of steps that were watched.
     """
 
@@ -82,10 +82,10 @@ class FenceLog(Kept):
         """Number of sentences."""
         return len(self.told) + len(self.waiting) + len(self.monitors)
 
-    def add_logged(self, names: Sequence[str]) -> None:
-        """Add names that a replayed step logged."""
+    def add_logged(self, names: Mapping[str, bool]) -> None:
+        """Add names that a replayed step logged, each with whether its records decide the value."""
         self.logged += [name for name in names if name not in self.logged]
-        raw = (name for name in names if not _NO_METRIC.fullmatch(name))
+        raw = (name for name, differs in names.items() if differs)
         self.published += [name for name in raw if name not in self.published]
 
     def results(self) -> list[CheckResult]:
@@ -441,9 +441,7 @@ _STEP = "code of a step, outside of the optimizer's update,"
 
 
 #: Names of what depends on no record: the accountant's, step counters and learning rates.
-_NO_METRIC = re.compile(
-    r"(.*\bepsilon|(.*/)?((global_)?step|epoch|(lr|learning_rate|noise_multiplier)([-_/].*)?))"
-)
+_NO_METRIC = re.compile(r"(.*\bepsilon|(global_)?step|epoch|(lr|learning_rate)([-_/].*)?)")
 
 
 class Fence:

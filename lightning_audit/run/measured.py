@@ -11,17 +11,19 @@ from typing import Any
 from lightning_audit.accounting.composition import Adjacency
 from lightning_audit.accounting.history import Phase, leaking, rates_known
 from lightning_audit.accounting.spending import composed_epsilon
-from lightning_audit.checks.between import BETWEEN
 from lightning_audit.checks.clipping import SENSITIVITY
 from lightning_audit.checks.noise import NOISE_WHOLE
 from lightning_audit.checks.replay import REPLAY_CLIPPING, REPLAY_SENSITIVITY
+from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.results.audit_report import SAME_FACTOR, AuditReport, LikelyFault
 from lightning_audit.results.report_details import MeasuredEpsilon
 
 #: Mu of a step from which epsilon is in the hundreds: it is called infinite.
 _LARGEST_MU = 20.0
 #: Checks whose evidence is how much one record adds, in units of what clipping allows.
-_OF_ONE_RECORD = (REPLAY_SENSITIVITY.name, REPLAY_CLIPPING.name, BETWEEN.name)
+_OF_ONE_RECORD = (REPLAY_SENSITIVITY.name, REPLAY_CLIPPING.name)
+#: A fault of single steps, which no total follows from.
+_AT_TIMES = "clipping_missing_at_times"
 #: Faults without noise, as far as can be seen.
 _MISSING = ("no_noise", "noise_missing_in_tensors")
 
@@ -69,8 +71,10 @@ def measured_epsilon(
         return None
     faults = (report.verdict.root, *report.verdict.further)
     seen = {check.name: check.evidence for check in report.checks if check.status == "violated"}
-    noise = next(filter(None, (_of_noise(fault, seen) for fault in faults)), None)
-    record = next(filter(None, (_of_record(fault.finding, seen) for fault in faults)), None)
+    every = ([_of_noise(fault, seen) for fault in faults], [_of_record(f, seen) for f in faults])
+    noise, record = (
+        max(filter(None, each), key=lambda one: one.lower, default=None) for each in every
+    )
     found = [one for one in (noise, record) if one is not None]
     if not found:
         return None
@@ -103,7 +107,8 @@ def measured_epsilon(
 
 def _of_noise(fault: LikelyFault, checks: Mapping[str, Mapping[str, Any]]) -> _Leakage | None:
     """Return the leakage of noise that is too small by a known ratio; None if it is not."""
-    seen, names = {**checks.get(fault.finding, {}), **fault.evidence}, fault.place.parameters
+    behind = NOISE_WHOLE.name if fault.finding == REPLAY_NOISE.name else fault.finding
+    seen, names = {**checks.get(behind, {}), **fault.evidence}, fault.place.parameters
     since = seen.get("noise_ratio_upper_since")
     limits = seen.get("noise_ratio_upper", since)
     interval = seen.get("flagged_noise_ratio" if names else "noise_ratio", seen.get("noise_ratio"))
@@ -127,16 +132,24 @@ def _of_noise(fault: LikelyFault, checks: Mapping[str, Mapping[str, Any]]) -> _L
     )
 
 
-def _of_record(finding: str, checks: Mapping[str, Mapping[str, Any]]) -> _Leakage | None:
+def _of_record(fault: LikelyFault, checks: Mapping[str, Mapping[str, Any]]) -> _Leakage | None:
     """Return the leakage of a record that adds more than clipping allows; None if it is not."""
-    seen, ratio = checks.get(finding, {}), None
-    if finding in _OF_ONE_RECORD and seen.get("size") and seen.get("allowed"):
-        ratio = seen["size"] / seen["allowed"]
-    elif finding == SENSITIVITY.name:
-        ratio = seen.get("shift_lower")
-    if ratio is None or not ratio > 1.0:
+    names = {fault.finding, *fault.consequences}
+    if fault.name == _AT_TIMES or fault.finding not in (SENSITIVITY.name, *_OF_ONE_RECORD):
         return None
-    return _Leakage(ratio, None, f"one record adds {ratio:.3g} times what clipping allows")
+    ratios = [
+        seen["size"] / seen["allowed"]
+        for name in names & {*_OF_ONE_RECORD}
+        if (seen := checks.get(name, {})).get("size") and seen.get("allowed")
+    ]
+    if SENSITIVITY.name in names:
+        ratios.append(checks.get(SENSITIVITY.name, {}).get("shift_lower") or 0.0)
+    ratio = max(ratios, default=0.0)
+    if not ratio > 1.0:
+        return None
+    since = min(fault.evidence.get("loud_steps") or [0])
+    words = f"one record adds {ratio:.3g} times what clipping allows"
+    return _Leakage(ratio, None, words, since=since)
 
 
 def _planned_phases(report: AuditReport) -> tuple[list[Phase], bool]:

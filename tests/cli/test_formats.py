@@ -400,7 +400,7 @@ def test_a_finding_has_severity_place_and_what_to_look_at():
     assert "<details><summary><b>lit</b>: Too little noise is added</summary>" in text
     lists = [token.content for token in tokens(text) if token.type == "inline"]
     assert "**Severity:** critical: the guarantee is void" in lists
-    assert "**Code:** Half.add_noise at src/half.py:41" in lists
+    assert "**Code:** src/half.py:41 Half.add_noise" in lists
     assert "**Where:** first seen in step 8 of 100" in lists
 
 

@@ -472,14 +472,14 @@ def test_what_lets_more_out_than_epsilon_says_has_a_row():
     (short, whole), *others = texts.warnings_of(dataclasses.replace(made, delta=0.01))
     assert others == []  # 1 / 100 records
     assert short == "logs `loss`, `grad_norm` without noise"
-    assert whole.startswith(f"the training {short}: no epsilon covers")
+    assert whole.startswith(f"the training {short}: records decide it")
     many = changed(dataclasses.replace(made, delta=0.02), "noise.mean", status="warned")
-    assert texts.warnings_of(many)[1][0] == "delta 0.02 is above 1 / 100 records"
+    assert texts.warnings_of(many)[1][0] == "delta 0.02 is above one over the about 100 records"
     lines = texts.summary(many, PATH).splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("  Warning "))
     assert short in lines[at]
     assert "noise.mean" in "".join(lines[at : at + 2])
-    assert "Warning: delta 0.02 is above 1 / 100 records" in printed("file", many)
+    assert "Warning: delta 0.02 is above one over the about 100 records" in printed("file", many)
 
 
 def test_the_first_note_is_told_and_the_others_are_counted():

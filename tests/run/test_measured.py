@@ -81,7 +81,7 @@ def test_an_upper_limit_alone_gives_a_lower_one_and_a_tensor_has_its_own_words()
         f"epsilon at least {one.lower:.3g} over the 400 planned steps at noise multiplier 10 for "
     )
     assert words.startswith(start)
-    assert words.endswith("if everything else is as stated")
+    assert words.endswith("if all are alike and everything else is as stated")
 
 
 def test_from_a_step_on_only_the_steps_since_then_leak_more():
