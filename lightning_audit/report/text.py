@@ -112,12 +112,8 @@ def warnings_of(report: AuditReport) -> list[tuple[str, str]]:
         names = ", ".join("`{}`".format(name.replace("`", "'")) for name in report.published[:5])
         more = f" and {len(report.published) - 5} more" if len(report.published) > 5 else ""
         short = f"logs {names}{more} without noise"
-        found.append(
-            (
-                short,
-                f"the training {short}: records decide it, and no epsilon covers it unless it follows from released weights",
-            )
-        )
+        unless = "no epsilon covers it unless it follows from released weights"
+        found.append((short, f"the training {short}: records decide it, and {unless}"))
     records = records_of(report)
     if records and report.delta > 1.0 / records:
         about = float(f"{records:.2g}")
