@@ -1,7 +1,7 @@
 """A step of a loop without Lightning, to be examined."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from opacus import PrivacyEngine
@@ -34,7 +34,7 @@ class PlainStep:
 
     precision = "32-true"
     aside: Sequence[object] = ()
-    logged: Sequence[str] = ()
+    logged: ClassVar[dict[str, set[Any]]] = {}
 
     def __init__(
         self,
