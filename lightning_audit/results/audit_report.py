@@ -17,6 +17,7 @@ from typing import Any, Literal
 from lightning_audit.files import MOST_BYTES, read_text, replacing, visible
 from lightning_audit.results import report_json
 from lightning_audit.results.report_details import (
+    PLAIN_LOOP,
     Assumption,
     CheckGrowth,
     ClaimedValue,
@@ -685,11 +686,13 @@ class ClaimUsedUp(RuntimeError):
     def __init__(self, report: AuditReport) -> None:
         claimed, planned = report.claimed_epsilon, report.planned_steps
         of = f" of {planned:,} planned steps" if planned else ""
+        loop = report.run is not None and report.run.strategy == PLAIN_LOOP
+        ends = ", in a loop with `if audit.should_stop: break`" if loop else ""
         super().__init__(
             f"the training was stopped after {report.steps:,}{of or ' steps'}: one more exceeds "
             f"claimed_epsilon={claimed:g} at delta {report.delta:g}. Plan fewer steps, raise "
             "noise_multiplier or lower the sample rate; on_budget='stop' keeps the "
-            f"model of these steps. The audit says {report.verdict.outcome}."
+            f"model of these steps{ends}. The audit says {report.verdict.outcome}."
         )
         self.report = report
 

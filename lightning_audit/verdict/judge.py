@@ -161,6 +161,11 @@ NOT_COUNTED = (
 _NO_EPSILON = "no epsilon is known, because no accountant counts the steps"
 #: First words of a blocker about parameters without a gradient, in steps that count as lost.
 NO_GRADIENT = "no gradient (`p.grad` is None)"
+#: Blocker of a training of which no step was read.
+NO_STEP = (
+    "no step of a private optimizer was observed; DP-SGD by hand takes a line in its step, "
+    "grads = lightning_audit.per_sample(grads, module=net)"
+)
 #: Blocker of a report during the training.
 NOT_ENDED = "the training has not ended"
 
@@ -312,7 +317,7 @@ def blockers_of_optimizer(seen: OptimizerSeen | None, resolution: Resolution) ->
     """
     if seen is None or seen.steps == 0:
         blockers = seen.pass_blockers if seen else ()
-        return [*blockers, "no step of a private optimizer was observed"]
+        return [*blockers, NO_STEP]
     return [*_of_steps(seen, resolution), *_of_canaries(seen, resolution)]
 
 
