@@ -39,8 +39,17 @@ and coarse fields.
 #: Artifact, field, and what it is a function of.
 _FIELDS: Sequence[tuple[str, str, str]] = (
     ("`report.json`", "`verdict`, `pass_blockers`, `notes`", "verdict; public numbers"),
-    ("`report.json`", "`verdict.faults` if a private check is violated", "void"),
+    (
+        "`report.json`",
+        "`verdict.faults`, `epsilon_measured` if a private check is violated",
+        "void",
+    ),
     ("`report.json`", "`checks`", "see the tables below"),
+    (
+        "`report.json`",
+        "`published`",
+        "verdict: names of logged values that records decide; no value",
+    ),
     (
         "`report.json`",
         "`tests`: growth of e-values",
@@ -81,7 +90,7 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
     (
         "`report.json`",
         "`run`",
-        "public: the clock, names of class, device and strategy, commit of the user's repository",
+        "public: the clock, names of classes, device and strategy, commit of the user's repository",
     ),
     ("`report.json`", "`created`, `audit_cost`, `examination_cost`", "public (the clock)"),
     (

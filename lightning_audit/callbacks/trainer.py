@@ -532,6 +532,7 @@ class LightningStep:
     def _drop(self, logged: Any, value: Any = None, *_: Any, **__: Any) -> None:
         """Keep logged values by their names, and log nothing."""
         for name, one in (logged if isinstance(logged, dict) else {logged: value}).items():
+            one = one.detach() if torch.is_tensor(one) else one
             plain = isinstance(one, int | float) or (torch.is_tensor(one) and one.numel() == 1)
             # Other objects, such as metrics, sum up records.
             self.logged.setdefault(name, set()).add(float(one) if plain else object())

@@ -44,7 +44,7 @@ def test_the_exit_code_is_that_of_the_verdict(saved, outcome):
     path = saved("", outcome)
     done = run(COMMAND, "check", path)
     assert (done.returncode, done.stderr) == (EXIT_CODES[outcome], "")
-    assert done.stdout == f"\n{summary(made_report(outcome), path)}\n"
+    assert done.stdout == f"{summary(made_report(outcome), path)}\n"
 
 
 @pytest.mark.parametrize(
