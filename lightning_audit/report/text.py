@@ -102,7 +102,7 @@ def records_of(report: AuditReport) -> int | None:
     size, rate = parts.get("expected_batch_size"), parts.get("sample_rate")
     if not isinstance(size, int | float) or not isinstance(rate, int | float) or not rate > 0:
         return None
-    return round(size / rate)
+    return round(size / rate) if math.isfinite(size / rate) else None
 
 
 def warnings_of(report: AuditReport) -> list[tuple[str, str]]:

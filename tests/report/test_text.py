@@ -482,6 +482,15 @@ def test_what_lets_more_out_than_epsilon_says_has_a_row():
     assert "Warning: delta 0.02 is above one over the about 100 records" in printed("file", many)
 
 
+def test_a_claim_without_a_finite_number_of_records_has_none():
+    for size, rate in ((1e308, 1e-308), (math.inf, 0.1), (10, math.nan), (10, 0.0), ("x", 0.1)):
+        claim = {
+            "expected_batch_size": ClaimedValue(size, "optimizer"),
+            "sample_rate": ClaimedValue(rate, "accountant"),
+        }
+        assert texts.records_of(made_report(claim=claim)) is None
+
+
 def test_the_first_note_is_told_and_the_others_are_counted():
     shown = texts.summary(made_report(notes=("one canary was left out", "b", "c")), PATH)
     assert "\n  Note         one canary was left out (and 2 notes)\n" in shown
