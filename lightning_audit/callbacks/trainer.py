@@ -442,6 +442,11 @@ class LightningStep:
         """Objects whose state is neither saved nor restored."""
         return [self._trainer, *self._silent]
 
+    @property
+    def whole(self) -> bool:
+        """Whether a replay runs all of the step: its hooks too."""
+        return True
+
     def obstacle(self) -> str:
         """Return nothing: Lightning's loop can be run again."""
         return ""

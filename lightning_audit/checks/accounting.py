@@ -615,6 +615,7 @@ class Ledger:
         compared: number of steps whose clipped gradients were compared with their batch's records.
         other_rows: number of these with another number.
         elsewhere: whether steps may take other records than their batches hold.
+        unfetched: whether a step took a batch that the followed loader did not yield.
         hook: "read" if the accountant that each optimizer's step hook calls is known, "unread" if
             some hook cannot be followed, "none" if there is no hook.
     """
@@ -637,6 +638,7 @@ class Ledger:
     compared: int = 0
     other_rows: int = 0
     elsewhere: bool = False
+    unfetched: bool = False
 
     def results(self, told: Told, taken: Sequence[Phase]) -> list[CheckResult]:
         """Return the results of the ledger checks.

@@ -11,6 +11,8 @@ import atexit
 import math
 import operator
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +27,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 from torch.utils import _pytree
+from torch.utils.data import DataLoader
 
 from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
@@ -41,6 +44,7 @@ from lightning_audit.loops.events import (
     Batches,
     Fetched,
     Listening,
+    PassCount,
     drawn_by,
     listeners,
     users_frame,
@@ -190,6 +194,7 @@ class Audit:
         self.metrics: dict[str, float] = {}
         # The batch that was fetched; whether it began, and whether a step was taken on it.
         self._batch: Any = None
+        self._held = Fetched(None, None)
         self._begun = self._stepped = self._forward_ran = False
         # The loader of the last pass; whether this pass ends with the batch that was fetched.
         self._passed: Any = None
@@ -197,10 +202,18 @@ class Audit:
         # The outermost module of the forward pass that runs.
         self._outer: torch.nn.Module | None = None
         # Batches that were fetched before it in this pass, and have not begun.
-        self._ahead: list[Fetched] = []
+        self._ahead = deque[Fetched]()
         # Whether a pass over the loader is counted, a batch was ever fetched, a backward runs.
         self._in_epoch = self._fetches = self._backward = False
         self._by_input = self._ghost = False
+        # Passes over the followed loader whose batches may come, and whether the present batch is
+        # one of theirs; the other loader that was iterated since the followed one yielded.
+        self._passes: list[PassCount] = []
+        self._is_loaders = False
+        self._heard: Any = None
+        # The thread that trains; whether another one fetches ahead.
+        self._thread: int | None = None
+        self._threaded = False
         self._handles = Handles()
         self._settled = 0  # steps after which the claim's budget was looked at
 
@@ -317,6 +330,16 @@ class Audit:
     # ------------------------------------------------------------------ passes and batches
 
     @property
+    def _is_elsewhere(self) -> bool:
+        """Whether another thread than the one that trains calls, which fetches ahead."""
+        return self._thread not in (None, threading.get_ident())
+
+    @property
+    def _is_training(self) -> bool:
+        """Whether what runs now may train, and is no evaluation."""
+        return self._loop.model.training and torch.is_grad_enabled()
+
+    @property
     def _looks(self) -> bool:
         """Whether the training runs, and not a replay of a step."""
         return self._run is not None and not self._ended and self._run.optimizers.looks
@@ -332,6 +355,8 @@ class Audit:
         )
         if run.fence.watches and not (followed and self._loop.model.training):
             run.fence.reads.loader(loader)
+        if not followed and self._loop.model.training:
+            self._heard = loader
         return followed
 
     @_guarded()
@@ -339,7 +364,9 @@ class Audit:
         """Note a memory manager's loader, which is made when a pass begins."""
         if self._ends_with_batch and self._in_epoch and not self._begun:
             self._end_epoch()  # the loop left out what it had fetched
-        self._ahead, self._passed = [], loader
+        if not self._is_elsewhere:
+            self._ahead.clear()
+        self._passed = loader
         self._look_at_parts()
 
     def _look_at_parts(self) -> None:
@@ -349,7 +376,7 @@ class Audit:
     @_guarded()
     def asks(self) -> None:
         """End the last batch: nothing is trained on it any more."""
-        if self._looks and self._begun:
+        if self._looks and self._begun and not self._is_elsewhere:
             if self._by_input and not self._forward_ran and self._run is not None:
                 if not self._run.optimizers.steps:
                     raise UnauditableTraining(_AHEAD)
@@ -357,15 +384,26 @@ class Audit:
             self._end_batch(users_frame())
 
     @_guarded(_batch_as_it_is)
-    def fetched(self, batch: Any) -> Any:
+    def fetched(self, batch: Any, count: PassCount | None = None) -> Any:
         """Hold a batch, which begins with its first forward pass: the loop may not train on it."""
         run = self._run
-        if run is None or not self._looks or not self._loop.model.training:
+        if run is None or not self._looks:
+            return batch
+        trains, held = self._is_training, Fetched(batch, count)
+        if count is not None:
+            count.fetch(batch, trains=trains)
+            self._passes = [*(one for one in self._passes if one is not count), count]
+        if not trains:
+            return batch
+        self._fetches, self._heard = True, None
+        if self._is_elsewhere and not self._by_input:
+            self._threaded = True
+            self._ahead.append(held)
             return batch
         if self._batch is not None and not self._begun:
-            self._ahead.append(Fetched(self._batch))
+            self._ahead.append(self._held)
         self._forget_batch()
-        self._fetches, self._batch = True, batch
+        self._batch, self._held = batch, held
         self._user.fetched(frame := users_frame())
         with self._user.between(frame):
             run.examinations.keep_before(run.optimizers.steps)
@@ -377,10 +415,15 @@ class Audit:
         return self._batch
 
     @_guarded()
-    def ends_pass(self) -> None:
+    def ends_pass(self, count: PassCount | None = None) -> None:
         """End the pass over the loader."""
+        if count is not None:
+            count.over = True
+            if not self._is_training:  # an evaluation
+                self._passes = [one for one in self._passes if one is not count]
         if self._looks and self._in_epoch:
-            if self._ahead or (self._batch is not None and not self._begun):  # fetched ahead
+            waits = self._batch is not None and not self._begun
+            if self._ahead or waits or self._is_elsewhere:  # fetched ahead
                 self._ends_with_batch = True
                 return
             self._end_epoch()
@@ -395,22 +438,52 @@ class Audit:
         # A backward pass that raised does not end.
         self._forward_ran = self._backward = False
 
-    def _choose(self, args: Any) -> bool:
-        """Return whether a batch fetched earlier is trained now, which becomes the present one."""
-        for place, fetched in enumerate(self._ahead):
-            if fetched.among(args):
-                later = [] if self._batch is None or self._begun else [Fetched(self._batch)]
-                self._ahead = [*self._ahead[place + 1 :], *later]
+    def _choose(self, args: Any) -> int | None:
+        """Make the batch that is trained now the present one, if it is known by its tensors.
+
+        Returns:
+            The number of batches that its pass fetched before it, and that were not trained on;
+            None if it is unknown.
+        """
+        if self._batch is not None and not self._begun:
+            self._ahead.append(self._held)
+        for place, held in enumerate([*self._ahead]):
+            if held.among(args):
+                passed = [self._ahead.popleft() for _ in range(place + 1)]
                 if self._begun:
                     self._end_batch(None)
-                self._batch = fetched.batch()
-                return True
-        return False
+                self._batch, self._held = held.batch(), held
+                return sum(one.count is held.count for one in passed) - 1
+        if self._batch is not None and not self._begun:
+            self._ahead.pop()
+        return None
 
-    def _begin_batch(self, run: AuditRun) -> None:
+    def _take(self, run: AuditRun, passed: int | None) -> bool:
+        """Count the batch that begins; return whether the followed loader yielded it."""
+        own = [one for one in self._passes if one.ahead > 0]
+        count = self._held.count if passed is not None else own[-1] if own else None
+        if count is None:
+            return False
+        count.train(passed)
+        self._close_passes(run, self._passes[: self._passes.index(count)])
+        return True
+
+    def _close_passes(self, run: AuditRun, passes: Sequence[PassCount]) -> None:
+        """Count what earlier passes left out: a later one trains now."""
+        for one in passes:
+            self._passes.remove(one)
+            run.left_out(one.left_out, empty=one.left_out_empty)
+
+    @property
+    def _is_followed(self) -> bool:
+        """Return whether a pass over the loader is noticed."""
+        own = self._loop.loader
+        return self._fetches or getattr(type(own), "__iter__", None) is DataLoader.__iter__
+
+    def _begin_batch(self, run: AuditRun, passed: int | None = None) -> None:
         if self._begun:
             return
-        self._begun = True
+        self._begun, self._is_loaders = True, self._take(run, passed)
         if not self._in_epoch:
             self._in_epoch = True
             run.start_epoch()
@@ -455,18 +528,21 @@ class Audit:
         run = self._run
         if run is None or peek_interpreter_stack() is not None:
             return  # under vmap the batch begins with `per_sample`
-        self._outer, self._forward_ran = module, True
+        self._outer, self._forward_ran, self._thread = module, True, threading.get_ident()
         if self._begun and self._fetches and not (self._stepped and self._ahead):
             return
-        if self._ahead and not self._choose(args):
-            if self._begun:
+        passed = self._choose(args)
+        if self._ahead and passed is None:
+            if self._begun and not self._threaded:
                 return
-            self._ahead = []
+            if self._begun:
+                self._end_batch(None)
+            self._ahead.clear()
         if not self._fetches and self._stepped:
             self._end_batch(None)
         if self._batch is not None or not self._fetches:
             run = self._with_autocast(run)
-            self._begin_batch(run)
+            self._begin_batch(run, passed)
 
     def _with_autocast(self, run: AuditRun) -> AuditRun:
         """Return the run, begun again before the first step here if its forward is autocast."""
@@ -539,6 +615,7 @@ class Audit:
         run = self._run
         if run is None or not self._looks:
             return
+        self._thread = threading.get_ident()
         self._begin_batch(run)  # also of a step on a batch that the loader did not give
         if "step" not in self._loop.places:
             self._loop.places |= _named("step", users_frame())
@@ -566,6 +643,10 @@ class Audit:
         if run is None or not self._looks or not self._begun:
             return
         self._stepped = True
+        # Behind the loader's last batch, nothing divides those that were fetched ahead.
+        own = self._is_loaders and (run.has_own_batches or self._take(run, None))
+        if self._is_followed and not own:
+            run.leave_loader(self._heard)
         if len(self._loop.optimizers) == 1 and run.end_step():
             self._stopping.look()
             self._raise_if_told()
@@ -694,6 +775,7 @@ class Audit:
         run = self._run
         if run is None:
             return
+        self._close_passes(run, [*self._passes])
         if broke:
             run.ranks.part()  # other processes may be elsewhere, or may have ended
             run.break_off(f"the training broke off with {broke}")
@@ -716,7 +798,7 @@ class Audit:
         if run is not None:
             attempt(self._state)
             attempt(partial(self._release, run))
-        self._run = None
+        self._run = self._heard = None
         self._loop.loader = self._user.loader = self._user.function = None
 
     def _release(self, run: AuditRun) -> None:

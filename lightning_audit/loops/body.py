@@ -2,7 +2,7 @@
 
 Not every body can be taken: its source must compile to the code that runs, and it must be sure
 which value is the batch. What follows the step in the body is run in a fork alone, for it may write
-files, and without what shows, saves or evaluates.
+files, and there without what fails, stalls or takes long, such as an evaluation.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import inspect
 import io
 import linecache
 import os
-import re
+import signal
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any
@@ -29,14 +30,9 @@ from lightning_audit.replay.examiner import CANNOT_REPLAY, NO_STEP, NOT_REPEATED
 #: Functions that pass the batches of their first argument on, one by one.
 _PASS_ON = {"tqdm", "trange", "track", "progress_bar", "iter", "islice", "auto", "batches"}
 _OF_A_STEP = {"step", "zero_grad", "backward"}
-#: Words in the names of functions that show, save or evaluate.
-_SHOWING = frozenset(
-    (
-        *("print", "log", "logs", "logger", "logging", "wandb", "writer", "pbar", "bar", "plot"),
-        *("save", "checkpoint", "write", "dump", "scalar", "scalars", "postfix", "description"),
-        *("test", "eval", "evaluate", "evaluation", "val", "validate", "accuracy", "epsilon"),
-    )
-)
+#: Seconds after which a statement behind the step counts as stalled; seconds, and multiple of the
+#: time up to the step, that it may take again in each replay.
+_STALLED, _SHORT, _LONG = 1.0, 0.05, 2.0
 #: What a function made of a body would do otherwise than the body.
 _UNLIKE = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.Global, ast.Nonlocal)
 
@@ -62,7 +58,7 @@ class LoopBody:
         # The name that counts the passes, or empty.
         self._counter = target.id if kind != "batch" and isinstance(target, ast.Name) else ""
         self._names = {n.id for n in ast.walk(loop) if isinstance(n, ast.Name)}
-        self._functions: dict[tuple[tuple[str, ...], bool], Any] = {}
+        self._functions: dict[tuple[str, ...], Any] = {}
 
     @classmethod
     def of(cls, frame: Any) -> LoopBody | None:
@@ -81,26 +77,36 @@ class LoopBody:
         return [one for one in held if not hasattr(one, "__next__")]
 
     def run(
-        self, frame: Any, held: dict[str, Any], batch: Any, back: int = 0, *, whole: bool = False
-    ) -> None:
-        """Run the body once.
+        self, frame: Any, held: dict[str, Any], batch: Any, rest: Rest, back: int = 0
+    ) -> dict[str, Any]:
+        """Run the body once, and return the names that it bound.
 
         Args:
             frame: in which the loop runs, between two passes.
             held: the names of the frame, before the pass or now.
             batch: of this pass.
+            rest: runs what follows the step.
             back: number of passes of the same step that follow, for a counter in the loop.
-            whole: whether to run what follows the step, too, apart from what shows or evaluates.
         """
         count = frame.f_locals.get(self._counter)
         number = count - back if isinstance(count, int) else 0
         names = tuple(sorted(n for n in held if n.isidentifier()))
-        if (names, whole) not in self._functions:
-            self._functions[names, whole] = self._made(names, frame, whole)
-        self._functions[names, whole](*(held[n] for n in names), batch, number)
+        if names not in self._functions:
+            self._functions[names] = self._made(names, frame)
+        rest.start()
+        bound: dict[str, Any] = {}
+        self._functions[names](*(held[n] for n in names), batch, number, rest, bound.update)
+        return {
+            name: value
+            for name, value in bound.items()
+            if not name.startswith("__") and name != "next" and held.get(name, bound) is not value
+        }
 
-    def _made(self, names: tuple[str, ...], frame: Any, whole: bool) -> Any:
-        """Return a function of these names, the batch and the number of the pass."""
+    def _made(self, names: tuple[str, ...], frame: Any) -> Any:
+        """Return a function of these names, the batch, the number of the pass, and what it calls.
+
+        The calls: of a `Rest`, and of what is given the names at the end.
+        """
         target, value, head = "_", "(None,)", ""
         if self._kind == "next":
             head = "    next = lambda *_: __batch\n"
@@ -111,14 +117,15 @@ class LoopBody:
             value = "(__batch,)" if self._kind == "batch" else "((__number, __batch),)"
         body, rest = _up_to_the_step(self._loop.body)
         parts = "\n".join(map(ast.unparse, body))
-        for part in rest if whole else ():
-            if not _shows(part):  # what fails in a fork, as where it opens a file, is left out
-                after = textwrap.indent(ast.unparse(part), "    ")
-                parts += f"\ntry:\n{after}\nexcept Exception:\n    pass"
-        listed = ", ".join((*names, "__batch", "__number"))
-        text = f"def __body({listed}):\n{head}    for {target} in {value}:\n"
+        for number, part in enumerate(rest):
+            after = textwrap.indent(ast.unparse(part), " " * 8)
+            parts += f"\nif __rest.begins({number}):\n    try:\n{after}\n"
+            parts += "    except BaseException as __error:\n        __rest.fails(__error)\n"
+            parts += "    finally:\n        __rest.ends()"
+        listed = ", ".join((*names, "__batch", "__number", "__rest", "__bind"))
+        text = f"def __body({listed}):\n{head}    try:\n     for {target} in {value}:\n"
         made: dict[str, Any] = {}
-        source = text + textwrap.indent(parts, " " * 8) + "\n"
+        source = text + textwrap.indent(parts, " " * 8) + "\n    finally:\n     __bind(locals())\n"
         exec(compile(source, frame.f_code.co_filename, "exec"), frame.f_globals, made)
         return made["__body"]
 
@@ -166,12 +173,6 @@ def _contains(compiled: CodeType, code: CodeType) -> bool:
     if same and compiled.co_firstlineno == code.co_firstlineno:
         return True
     return any(_contains(part, code) for part in compiled.co_consts if isinstance(part, CodeType))
-
-
-def _shows(part: ast.stmt) -> bool:
-    """Return whether a statement calls what logs, saves or evaluates, by its name."""
-    calls = [ast.unparse(n.func).lower() for n in ast.walk(part) if isinstance(n, ast.Call)]
-    return any(_SHOWING & {*re.split(r"\W|_", call)} for call in calls)
 
 
 def _up_to_the_step(body: list[ast.stmt]) -> tuple[list[ast.stmt], list[ast.stmt]]:
@@ -228,6 +229,63 @@ def _calls_next(loop: ast.For | ast.While) -> str:
     return "next" if len(asked) == 1 else ""
 
 
+class Rest:
+    """Runs the statements of a body that follow its step, in a fork alone.
+
+    What stalls there is left out, as a logger's queue whose thread the fork lacks, and so is what
+    fails, as where it opens a file, and from the next pass on what takes long.
+    """
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        # Numbers of the statements that are left out, and the present one.
+        self._out, self._now = set[int](), 0
+        self._since = self._body = 0.0
+        #: Whether all statements have run.
+        self.whole = True
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork."""
+        return os.getpid() != self._process
+
+    def start(self) -> None:
+        """Start a pass."""
+        self._since, self._body = time.perf_counter(), 0.0
+
+    def begins(self, number: int) -> bool:
+        """Return whether to run a statement, which is stopped if it stalls."""
+        self.whole &= self.forked and number not in self._out
+        if not self.forked or number in self._out:
+            return False
+        now = time.perf_counter()
+        self._body = self._body or now - self._since
+        self._now, self._since = number, now
+        signal.signal(signal.SIGALRM, _stop)
+        signal.setitimer(signal.ITIMER_REAL, max(_STALLED, _LONG * self._body))
+        return True
+
+    def fails(self, error: BaseException) -> None:
+        """Note that the present statement failed or stalled."""
+        if not isinstance(error, Exception | _Stalled):
+            raise error
+        self.whole = False
+
+    def ends(self) -> None:
+        """End a statement."""
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        if time.perf_counter() - self._since > max(_SHORT, _LONG * self._body):
+            self._out.add(self._now)
+
+
+class _Stalled(BaseException):
+    """A statement takes too long."""
+
+
+def _stop(*_: object) -> None:
+    raise _Stalled
+
+
 # --- The user's step for replays.
 
 #: Beginnings of the reasons for which a body from the source counts as not taken.
@@ -265,13 +323,15 @@ class LoopStep:
         self._fetched_in: tuple[int, CodeType] | None = None
         self._where = ""
         self._frame: Any = None
-        # A fork may run what follows a step: its prints and files are its own.
-        self._process = os.getpid()
+        # Runs what follows a step; names that the passes of the present replay bound, which are
+        # restored with the training.
+        self._rest, self._bound = Rest(), dict[str, Any]()
         # The names of the frame before the step; None unless it will be run again.
         self._held: dict[str, Any] | None = None
 
     def begin(self) -> bool:
         """Keep the names of the frame in which the step begins; return whether it is known."""
+        self._rest.whole = True
         self._held = None if self._frame is None else dict(self._frame.f_locals)
         return self._held is not None or self.function is not None
 
@@ -319,9 +379,15 @@ class LoopStep:
             if self._body is None or self._frame is None
             else [
                 *held,
+                self._bound,
                 *self._body.roots(self._frame),
             ]
         )
+
+    @property
+    def whole(self) -> bool:
+        """Whether all statements of the steps that ran again have run, up to the first failure."""
+        return self._rest.whole
 
     def source(self) -> BatchSource:
         """Return the way from records to a batch: the loader alone."""
@@ -334,8 +400,11 @@ class LoopStep:
                 if self.function is not None:
                     self.function(batch)
                 elif self._body is not None and self._frame is not None:
-                    held = dict(self._held or self._frame.f_locals)
-                    whole = os.getpid() != self._process
-                    self._body.run(self._frame, held, batch, len(batches) - place, whole=whole)
+                    frame = self._frame
+                    held = {**(self._held or frame.f_locals), **self._bound}
+                    if self._rest.forked and frame.f_code.co_name == "<module>":
+                        frame.f_globals.update(held)  # functions that the body calls read them
+                    back = len(batches) - place
+                    self._bound |= self._body.run(frame, held, batch, self._rest, back)
                 else:
                     raise NotImplementedError("the loop has ended")

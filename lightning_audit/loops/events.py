@@ -7,9 +7,11 @@ while an audit is attached, and put back when the last one ends.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -20,6 +22,7 @@ from torch.utils import _pytree
 from torch.utils.data import DataLoader
 
 from lightning_audit.hooks.sampler_tap import unwatched
+from lightning_audit.lints.settings import is_empty
 
 #: Packages whose frames are not the user's.
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "opacus", "tqdm", "lightning_audit"}
@@ -40,10 +43,56 @@ def users_frame() -> Any:
 
 #: An audit whose methods are called at the events of its loop: ``follows(loader)`` (whether this
 #: training's batches come from it), ``starts_pass(loader)``, ``asks()`` (nothing is trained on the
-#: last batch any more), ``fetched(batch)``, which returns the batch to train on, ``ends_pass()``;
-#: ``clips(loss)`` (whether a loss of ghost clipping is this training's), and ``before_ghost(loss)``
-#: and ``after_ghost()`` around its two backward passes.
+#: last batch any more), ``fetched(batch, count)``, which returns the batch to train on, with the
+#: pass's `PassCount`, ``ends_pass(count)``; ``clips(loss)`` (whether a loss of ghost clipping is
+#: this training's), ``before_ghost(loss)`` and ``after_ghost()`` around its two backward passes.
 Listener: TypeAlias = Any
+
+
+class PassCount:
+    """Count of one pass over a loader: which batches were fetched, trained on, and left out."""
+
+    def __init__(self) -> None:
+        #: Batches that were fetched and may be trained on; whether the loader has no more.
+        self.ahead, self.over = 0, False
+        #: Whether a batch was trained on, and whether an empty one was left out.
+        self.trained = self.left_out_empty = False
+        # Number of empty batches; whether the last one is empty and not trained on.
+        self._empty, self._waits = 0, False
+        # Others since one was trained on; how often each number was before one, but for the first.
+        self._since, self._gaps = 0, Counter[int]()
+        # Known to be left out, and left out unless they were fetched ahead.
+        self._passed = self._unsure = 0
+
+    def fetch(self, batch: Any, *, trains: bool) -> None:
+        """Count a batch; one that is fetched while the model does not train replaces the others."""
+        self.ahead = self.ahead + 1 if trains else 1
+        self.left_out_empty |= self._waits and self.trained
+        self._waits = is_empty(batch)
+        self._empty += self._waits
+        self._since += not self._waits
+
+    def train(self, passed: int | None) -> None:
+        """Count that a batch is trained on.
+
+        Args:
+            passed: number of batches that were fetched before it, and are left out; None if it is
+                unknown which batch it is.
+        """
+        gap = self._since if passed is None else passed + 1
+        if self.trained:
+            self._gaps[gap] += 1
+            self._unsure += gap - 1 if passed is None else 0
+        self._passed, self.ahead = self._passed + (passed or 0), self.ahead - 1 - (passed or 0)
+        self.trained, self._since, self._waits = True, 0, False
+
+    @property
+    def left_out(self) -> int:
+        """Number of batches that were not trained on; 0 if one in k was, as by its number."""
+        if len(self._gaps.keys() - {0}) < 2:
+            return 0
+        rest = self.ahead if self.over else self._unsure
+        return max(self._passed + max(rest, 0) - self._empty, 0)
 
 
 class Batches:
@@ -52,10 +101,13 @@ class Batches:
     Args:
         inner: yields the batches.
         listener: is called at their events.
+        count: of this pass; None if no loader draws the batches.
     """
 
-    def __init__(self, inner: Iterator[Any], listener: Listener) -> None:
-        self._inner, self._listener = inner, listener
+    def __init__(
+        self, inner: Iterator[Any], listener: Listener, count: PassCount | None = None
+    ) -> None:
+        self._inner, self._listener, self._count = inner, listener, count
 
     def __iter__(self) -> Batches:
         return self
@@ -65,9 +117,9 @@ class Batches:
         try:
             batch = next(self._inner)
         except StopIteration:
-            self._listener.ends_pass()
+            self._listener.ends_pass(self._count)
             raise
-        return self._listener.fetched(batch)
+        return self._listener.fetched(batch, self._count)
 
     def __len__(self) -> int:
         return len(self._inner)  # type: ignore[arg-type]
@@ -83,9 +135,11 @@ class Fetched:
 
     Args:
         batch: as the loader yielded it.
+        count: of the pass; None if no loader drew it.
     """
 
-    def __init__(self, batch: Any) -> None:
+    def __init__(self, batch: Any, count: PassCount | None) -> None:
+        self.count = count
         leaves, self._kind = _pytree.tree_flatten(batch)
         self._leaves = [
             weakref.ref(leaf) if isinstance(leaf, torch.Tensor) else lambda leaf=leaf: leaf
@@ -93,15 +147,26 @@ class Fetched:
         ]
 
     def among(self, args: Any) -> bool:
-        """Return whether a tensor of the batch is among these arguments."""
-        own = {id(leaf()) for leaf in self._leaves if isinstance(leaf(), torch.Tensor)}
-        return any(id(leaf) in own for leaf in _pytree.tree_leaves(args))
+        """Return whether a tensor of the batch, or a view of all of it, is among the arguments."""
+        own = {_memory(leaf()) for leaf in self._leaves if isinstance(leaf(), torch.Tensor)}
+        return any(
+            isinstance(leaf, torch.Tensor) and _memory(leaf) in own
+            for leaf in _pytree.tree_leaves(args)
+        )
 
     def batch(self) -> Any:
         """Return the batch; None if it is no longer held."""
         leaves = [leaf() for leaf in self._leaves]
         gone = any(leaf is None for leaf in leaves)
         return None if gone else _pytree.tree_unflatten(leaves, self._kind)
+
+
+def _memory(tensor: Any) -> tuple[int, int]:
+    """Return where a tensor lies in memory, or what it is, and its number of entries."""
+    with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse, or under vmap
+        if place := tensor.data_ptr():
+            return place, tensor.numel()
+    return id(tensor), -1
 
 
 def drawn_by(loader: Any) -> Any:
@@ -153,7 +218,7 @@ def _iterates(own: Any, listeners: list[Listener]) -> Any:
             one.starts_pass(loader)
         batches = own(loader)
         for one in followed:
-            batches = Batches(batches, one)
+            batches = Batches(batches, one, PassCount())
         return batches
 
     return iterate

@@ -463,6 +463,10 @@ class UserStep(Protocol):
     def obstacle(self) -> str:
         """Return why no step can be run again, or empty."""
 
+    @property
+    def whole(self) -> bool:
+        """Whether the replays of a step run all of it, also what follows the update."""
+
     def doubt(self, reason: str) -> str:
         """Return what a PASS lacks if no question was answered for ``reason``, or empty."""
 
@@ -547,6 +551,7 @@ class Examined:
         notes: for the report.
         lacks: what a PASS lacks if no question is answered in the whole training, or empty.
         one_number: see `StepReplay.one_number`.
+        whole: see `UserStep.whole`.
     """
 
     answers: Mapping[str, Answer]
@@ -560,6 +565,7 @@ class Examined:
     notes: tuple[str, ...] = ()
     lacks: str = ""
     one_number: bool = False
+    whole: bool = True
 
     @property
     def unanswered(self) -> tuple[str, ...]:
@@ -654,6 +660,7 @@ def examine_step(
                 step_times=found.step_times + later.step_times,
                 ends=later.ends,
                 lacks=later.lacks,
+                whole=found.whole and later.whole,
             )
     finally:
         _ONE_AT_A_TIME.release()
@@ -741,6 +748,7 @@ def _answered(
         notes=tuple(notes),
         lacks=lacks if any(a.reason == lacks for a in answers.values()) else "",
         one_number=replay.one_number,
+        whole=user.whole,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -300,7 +300,8 @@ def _values(replay: Replay, kind: str) -> torch.Tensor:
     """Concatenate the values of a kind after a replay."""
     if kind == _NEXT:
         return together(replay.later)
-    values = [value for name, value in replay.after.items() if _kind(name) == kind]
+    named = {**replay.after, **replay.later_settings}
+    values = [value for name, value in named.items() if _kind(name) == kind]
     return torch.cat([value.cpu().double() for value in values])
 
 
@@ -316,9 +317,27 @@ def differing(one: Replay, other: Replay, base: Replay) -> dict[str, float]:
         By kind, the difference relative to the value's norm; for the next step's gradient, its
         norm in units of the clipping norm.
     """
+    found = _changed(one.after, other.after)
+    missing = one.after.keys() ^ other.after.keys()
+    found |= {_kind(name): float("inf") for name in missing}
+    # Only if nothing else differs: otherwise the second step differs as a consequence.
+    if not found and len(one.later) == len(other.later) and one.later:
+        far = distance_of(one.later, other.later)
+        size = math.hypot(*(release.norm() for release in one.later))
+        if far > _ROUNDING + _OF_SIZE * size:
+            found[_NEXT] = far
+        else:
+            found |= _changed(one.later_settings, other.later_settings)
+    return found
+
+
+def _changed(
+    one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]
+) -> dict[str, float]:
+    """Return the kinds of values that both have and that differ, with the relative difference."""
     found: dict[str, float] = {}
-    for name in one.after.keys() & other.after.keys():
-        mine, theirs = (each.after[name] for each in (one, other))
+    for name in one.keys() & other.keys():
+        mine, theirs = one[name], other[name]
         if mine.shape != theirs.shape:
             found[_kind(name)] = math.inf
         elif mine.device != theirs.device or not torch.equal(
@@ -329,14 +348,6 @@ def differing(one: Replay, other: Replay, base: Replay) -> dict[str, float]:
             if far == 0.0:  # equal but for NaN
                 continue
             found[_kind(name)] = max(found.get(_kind(name), 0.0), far)
-    missing = one.after.keys() ^ other.after.keys()
-    found |= {_kind(name): float("inf") for name in missing}
-    # Only if nothing else differs: otherwise the second step differs as a consequence.
-    if not found and len(one.later) == len(other.later) and one.later:
-        far = distance_of(one.later, other.later)
-        size = math.hypot(*(release.norm() for release in one.later))
-        if far > _ROUNDING + _OF_SIZE * size:
-            found[_NEXT] = far
     return found
 
 

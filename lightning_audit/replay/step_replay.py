@@ -36,7 +36,12 @@ from lightning_audit.hooks.step_hooks import MethodHook, is_torchs, with_closure
 from lightning_audit.replay.device import SteadyKernels, clock, no_room, room
 from lightning_audit.replay.fork import ReachesOut
 from lightning_audit.replay.releases import Release
-from lightning_audit.replay.training_state import TrainingState, left_behind, same_bits
+from lightning_audit.replay.training_state import (
+    TrainingState,
+    left_behind,
+    same_bits,
+    settings_of,
+)
 
 # --- The result of one replay of a step.
 
@@ -70,6 +75,7 @@ class Replay:
         used: the gradient that the update used; None unless the state after the step is read.
         after: state after the step that later steps or a checkpoint use, by name.
         later: releases of a second step; empty if there was none.
+        later_settings: the optimizer's settings after it, by name.
         later_rows: its per-sample gradients, as ``gradients``; only on request.
         sure: whether the release was read after all noise was added.
         shown: whether Opacus or the user's code showed the release, before any post-processing.
@@ -89,6 +95,7 @@ class Replay:
     used: Release | None = None
     after: dict[str, torch.Tensor] = field(default_factory=dict)
     later: list[Release] = field(default_factory=list)
+    later_settings: Mapping[str, torch.Tensor] = field(default_factory=dict)
     later_rows: list[torch.Tensor] = field(default_factory=list)
     sure: bool = True
     shown: bool = False
@@ -561,6 +568,7 @@ class StepReplay:
                     places.begin_second()
                     self._announce(len(then))
                     self._take_step([copied(batch) for batch in then])
+                    found.later_settings = settings_of(self._step.optimizer, "in the next step")
         except Exception as error:
             self._full = self._full or no_room(error)
             if not self._full and raised_in_audit(error) and not isinstance(error, ReachesOut):

@@ -117,11 +117,27 @@ def left_behind(
         for p, state in each.state.items():
             where = names.get(id(p), "another tensor")
             kept |= {f"optimizer state {key} of {where}": v for key, v in state.items()}
+    return _flat(kept | _settings(optimizer), like)
+
+
+def settings_of(optimizer: Any, suffix: str) -> dict[str, torch.Tensor]:
+    """Return an optimizer's settings, such as learning rates, by name with a ``suffix``."""
+    return _flat({f"{name} {suffix}": value for name, value in _settings(optimizer).items()})
+
+
+def _settings(optimizer: Any) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for each in chain(optimizer):
         for number, group in enumerate(each.param_groups):
-            settings = {key: v for key, v in group.items() if key != "params"}
-            kept |= {f"{key} of group {number}": v for key, v in settings.items()}
+            kept |= {f"{key} of group {number}": v for key, v in group.items() if key != "params"}
         own = {key: v for key, v in vars(each).items() if key in _SETTINGS}
         kept |= {f"attribute {key} of the optimizer": v for key, v in own.items()}
+    return kept
+
+
+def _flat(
+    kept: Mapping[str, Any], like: Mapping[str, torch.Tensor] = types.MappingProxyType({})
+) -> dict[str, torch.Tensor]:
     seen: set[int] = set()
     flat = (each for name, value in kept.items() for each in _numbers(name, value, seen))
     return {name: _copied(value, like.get(name)) for name, value in flat}

@@ -26,6 +26,7 @@ from lightning_audit.hooks.boundary import attempt, raised_in_audit
 from lightning_audit.hooks.sampler_tap import BatchUse, can_be_watched
 from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.lints.settings import (
+    SKIPPED,
     changes_of_noise,
     draw_state,
     follows_a_scheduler,
@@ -575,7 +576,7 @@ class AuditRun:
             replayed = self._course.examined.asked(REPLAY_RELEASE.name) > asked
             self.look_is_due |= self._course.examined.found(self.config.significance)
         if self.fence.watches:
-            self.fence.end_batch(steps, examined=replayed)
+            self.fence.end_batch(steps, examined=replayed and self.examinations.whole)
             if self.fence.news:  # something began to change weights within steps
                 self.fence.news = False
                 self.examinations.schedule.hasten(REPLAY_RELEASE.name)
@@ -592,6 +593,37 @@ class AuditRun:
             return False
         self.look_is_due |= self._looks.is_due(self.optimizers, self.ledger.book)
         return self.look_is_due
+
+    @property
+    def has_own_batches(self) -> bool:
+        """Whether no private optimizer has taken a second step on the present batch."""
+        return self.optimizers.steps - self._steps_before <= len(self.sessions)
+
+    def leave_loader(self, other: Any) -> None:
+        """Note a step on a batch that the followed loader did not yield.
+
+        Args:
+            other: a loader that the training iterates instead; None if none is known.
+        """
+        if self.ledger.book.unfetched:
+            return
+        self.ledger.book.unfetched = True
+        if other is not None and self.fence.reads_records_of(other):
+            self.lints.go_on_with(other)
+
+    def left_out(self, count: int, *, empty: bool) -> None:
+        """Note batches of a pass that no step was taken on, and whether empty ones were among them.
+
+        Args:
+            count: number of those that are not empty.
+            empty: whether empty ones were among them.
+        """
+        if empty:
+            self._course.notes.add(SKIPPED)
+        if count:
+            self._course.trained_batches += count
+            self.lints.irregular = True
+            self.examinations.look_at_schedule(self.optimizers.steps)
 
     def look(self, *, composed: bool = False) -> AuditReport | None:
         """Write and return the report if ``composed``, or if a check but `epsilon` is violated."""

@@ -98,6 +98,11 @@ EPOCH_SHARE = 0.02
 _AGAIN = 1.5
 #: What draws the batches if the loader only counts the steps.
 _BY_THE_STEP = "the step, whose batches are not the loader's by their size,"
+#: What draws the batches if the loader did not yield them.
+_UNFETCHED = (
+    "code that trains on batches which the followed loader did not yield (iterate that loader, "
+    "name another by audit.follow(loader=...), or show your own by audit.batches(...))"
+)
 
 
 @dataclass(frozen=True)
@@ -267,12 +272,16 @@ def _sampling_results(
         loader = facts.loader
         alone = facts.loaders == facts.processes == 1
         once = loader.once and alone and not _more_rows_than_records(sessions, facts)
-        found.append(shuffled_result(loader.kind, loader.description, once=once))
+        drawn_by = _UNFETCHED if facts.ledger.unfetched else loader.description
+        once = once and not facts.ledger.unfetched
+        found.append(shuffled_result(loader.kind, drawn_by, once=once))
     elif facts.loader is not None:
-        elsewhere = facts.ledger.elsewhere
+        unfetched = facts.ledger.unfetched and facts.loader.kind != "not_poisson"
+        elsewhere = facts.ledger.elsewhere or unfetched
+        otherwise = _UNFETCHED if unfetched else _BY_THE_STEP
         found += sampling_results(
             "unknown" if elsewhere else facts.loader.kind,
-            _BY_THE_STEP if elsewhere else facts.loader.description,
+            otherwise if elsewhere else facts.loader.description,
             facts.loader.sample_rate,
             facts.sample_rate,
             max((session.planner.batch_sizes for session in sessions), key=len),

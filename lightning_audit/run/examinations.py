@@ -82,6 +82,8 @@ class Examinations:
         self._hastened = self._hastened_at = 0
         #: Whether post-processing of releases could not be followed.
         self._lost = False
+        #: Whether the last examined step was replayed whole; see `UserStep.whole`.
+        self.whole = True
         #: Keeps the noise of the steps after an examination.
         self.behind: SuccessiveSteps | None = None
 
@@ -199,7 +201,7 @@ class Examinations:
             self._log.off = next((answer.reason for answer in answers.values()), "")
             self.schedule.postpone(steps + found.waits - 1)
             return
-        self._log.off = ""
+        self._log.off, self.whole = "", found.whole
         reasons = {answer.reason for answer in answers.values()}
         alike = len(reasons) == 1 and not self._answered
         self._log.lacks = (found.lacks or user.doubt(reasons.pop())) if alike else ""

@@ -618,6 +618,12 @@ class RunLints(Kept):
             check.obstacle = "the loader's data set changes"
         self._taps.append(SamplerTap(loader, check.start_epoch, _both(check.take, take)))
 
+    def go_on_with(self, loader: Any) -> None:
+        """Judge how another loader samples, which the training iterates instead."""
+        found = loader_facts(loader)
+        if found.kind == "not_poisson":
+            self.loader, self.rate_rose = replace(found, once=False), True
+
     def _start_pass(self) -> None:
         self._fresh = True
 

@@ -521,6 +521,10 @@ class Fence:
         if self.watches and (self._depth or not own):
             self.reads.loader(loader)
 
+    def reads_records_of(self, loader: Any) -> bool:
+        """Return whether a loader is known to give records of the training."""
+        return self._records.share(Records(loader))
+
     def watch_loaders(self) -> None:
         """Call `iterates` for each loader that is iterated."""
         self._handles.append(MethodHook(DataLoader, "__iter__", self.iterates, shown=True))

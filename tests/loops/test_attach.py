@@ -67,6 +67,7 @@ PASSING: dict[str, tuple[Form, Callable[[], Made], dict[str, Any]]] = {
     "imdb": (plain_loops.imdb_form, made, {}),
     "char-lstm": (plain_loops.char_lstm_form, made, {}),
     "dict batches and a scheduler": (plain_loops.transformers_form, made, {}),
+    "logged and evaluated": (plain_loops.watched_form, made, {}),
     "a notebook's cell": (plain_loops.logging_form, made, {}),
     "workers": (
         plain_loops.mnist_form,
@@ -113,6 +114,9 @@ FAULTY: dict[str, tuple[Form, Callable[[], Made], str]] = {
         "noise scale too small",
     ),
     "records change each other": (plain_loops.coupled_form, made, "records are not independent"),
+    "rate by the last loss": (plain_loops.rate_by_last_loss_form, made, "more than the release"),
+    "running mean of inputs": (plain_loops.running_mean_form, made, "more than the release"),
+    "a step named log": (plain_loops.step_in_log_form, made, "more than the release"),
 }
 
 

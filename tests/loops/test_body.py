@@ -2,7 +2,9 @@
 
 import ast
 import linecache
+import queue
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
@@ -10,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from lightning_audit.loops.body import LoopBody, LoopStep
+from lightning_audit.loops.body import LoopBody, LoopStep, Rest
+from lightning_audit.replay.fork import in_a_fork
 
 
 class Asks:
@@ -46,8 +49,9 @@ class Model:
 def ran(loader: Asks, model: Model, batch: Any, back: int = 0) -> list[Any]:
     """What a run of the last body on a batch does, between two passes."""
     before = len(model.seen), len(model.after)
-    loader.bodies[-1].run(loader.frames[-1], dict(loader.frames[-1].f_locals), batch, back)
-    assert len(model.after) == before[1]  # what follows the step is left out
+    held, rest = dict(loader.frames[-1].f_locals), Rest()
+    loader.bodies[-1].run(loader.frames[-1], held, batch, rest, back)
+    assert len(model.after) == before[1]  # what follows the step is left out without a fork
     return model.seen[before[0] :]
 
 
@@ -213,3 +217,58 @@ def test_the_step_says_why_it_cannot_be_run_again():
         step.take(["z"])
     sure = LoopStep(None, [], "32-true", [], lambda batch: None)
     assert sure.obstacle() == sure.doubt("the step cannot be replayed (x)") == ""
+
+
+def test_a_pass_returns_the_names_that_it_binds():
+    def smooths(loader: Asks, model: Model) -> None:
+        mean = 0
+        for batch in loader:
+            mean = (mean + batch) / 2
+            model.step(mean)
+
+    def bound(batch: int) -> dict[str, Any]:
+        held = dict(loader.frames[-1].f_locals)
+        return loader.bodies[-1].run(loader.frames[-1], held, batch, Rest())
+
+    loader, model = Asks([2, 4, 6], between=lambda: found.append(bound(7))), Model()
+    found: list[dict[str, Any]] = []
+    smooths(loader, model)
+    assert found == [{"mean": 4.75, "batch": 7}]
+
+
+def ran_in_a_fork(rest: Rest, statement: Callable[[], Any]) -> bool:
+    """Whether a statement behind the step was run to its end, as a made body runs it."""
+    rest.start()
+    if not rest.begins(0):
+        return False
+    try:
+        statement()
+    except BaseException as error:
+        rest.fails(error)
+        return False
+    finally:
+        rest.ends()
+    return True
+
+
+@pytest.mark.parametrize(
+    ("statement", "runs", "whole"),
+    [
+        (lambda: None, [True, True], True),
+        (lambda: [][0], [False, False], False),
+        (lambda: time.sleep(0.1), [True, False], False),
+        (lambda: queue.Queue().get(), [False, False], False),
+    ],
+)
+def test_what_fails_stalls_or_takes_long_behind_the_step_is_left_out(statement, runs, whole):
+    def work(_: Any) -> tuple[list[bool], bool]:
+        return [ran_in_a_fork(rest, statement) for _ in range(2)], rest.whole
+
+    rest = Rest()
+    assert in_a_fork(work, 10.0) == (runs, whole)
+
+
+def test_without_a_fork_nothing_behind_the_step_runs():
+    rest = Rest()
+    assert not ran_in_a_fork(rest, lambda: None)
+    assert not rest.whole

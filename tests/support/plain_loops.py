@@ -5,8 +5,10 @@ Each takes what `made` returns and a number of epochs, and trains.
 
 import itertools
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.utils.data import DataLoader
+from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 from training_support import mlp, random_data, replace_optimizer
 
@@ -134,6 +137,70 @@ def once_form(training: Made, first: Callable[[Any, Any], None]) -> None:
         training.optimizer.zero_grad()
         loss_of(training, batch).backward()
         training.optimizer.step()
+
+
+def rate_by_last_loss_form(training: Made, epochs: int = EPOCHS) -> None:
+    """The rate of a step is decided by the raw loss of the last batch, a name of the loop."""
+    last = 1.0
+    for _ in range(epochs):
+        for batch in training.loader:
+            for group in training.optimizer.param_groups:
+                group["lr"] = 0.05 / (1.0 + last)
+            training.optimizer.zero_grad()
+            loss = loss_of(training, batch)
+            loss.backward()
+            training.optimizer.step()
+            last = loss.item()
+
+
+def running_mean_form(training: Made, epochs: int = EPOCHS) -> None:
+    """Observations are centered by a running mean, a name of the loop."""
+    mean = torch.zeros(1)
+    for _ in range(epochs):
+        for x, y in training.loader:
+            training.optimizer.zero_grad()
+            loss_of(training, (x - mean, y)).backward()
+            training.optimizer.step()
+            mean = 0.9 * mean + 0.1 * x.mean(0)
+
+
+def step_in_log_form(training: Made, epochs: int = EPOCHS) -> None:
+    """What is named `log` moves a bias by the raw residuals of the batch."""
+
+    def log(x: torch.Tensor, y: torch.Tensor) -> None:
+        with torch.no_grad():
+            last = list(training.model.parameters())[-1]
+            off = training.model(x).softmax(1) - functional.one_hot(y, len(last))
+            last.data -= 0.05 * off.mean(0)
+
+    for _ in range(epochs):
+        for x, y in training.loader:
+            training.optimizer.zero_grad()
+            loss_of(training, (x, y)).backward()
+            training.optimizer.step()
+            log(x, y)
+
+
+def watched_form(training: Made, epochs: int = EPOCHS) -> None:
+    """Each step is logged by TensorBoard and to a file, and evaluated now and then."""
+    with tempfile.TemporaryDirectory() as folder:
+        writer, number = SummaryWriter(folder), 0
+        for _ in range(epochs):
+            for batch in tqdm(training.loader, disable=True):
+                training.optimizer.zero_grad()
+                loss = loss_of(training, batch)
+                loss.backward()
+                training.optimizer.step()
+                writer.add_scalar("loss", loss.item(), number)
+                with open(Path(folder) / "losses.csv", "a") as file:
+                    file.write(f"{loss.item()}\n")
+                if number % 20 == 0:
+                    training.model.eval()
+                    with torch.no_grad():
+                        loss_of(training, training.loader.dataset[:256])
+                    training.model.train()
+                number += 1
+        writer.close()
 
 
 class TrainerForm:

@@ -1,0 +1,323 @@
+"""Where the batch of each step came from: the followed loader, another loader, or no loader."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import plain_loops
+import pytest
+import torch
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from plain_loops import Made, made
+from torch.utils.data import DataLoader
+
+from lightning_audit import AuditReport, PrivacyViolation, attach
+
+Loop = Callable[[Any, Made], None]
+#: Without replays, which find many of these as well.
+GIVEN = {"claimed_epsilon": 50.0, "seed": 1, "examinations": 0}
+
+
+def trained(directory: Path, loop: Loop, training: Made | None = None) -> AuditReport:
+    training = training or made()
+    try:
+        with attach(*training.training, report_dir=directory, **GIVEN) as audit:
+            loop(audit, training)
+    except PrivacyViolation as error:
+        return error.report
+    return audit.report
+
+
+def step(training: Made, batch: Any) -> None:
+    training.optimizer.zero_grad()
+    plain_loops.loss_of(training, batch).backward()
+    training.optimizer.step()
+
+
+def own(training: Made) -> tuple[torch.Tensor, torch.Tensor]:
+    return training.loader.dataset.tensors
+
+
+def whole_loop(audit: Any, training: Made) -> None:
+    for _ in range(2):
+        for batch in training.loader:
+            step(training, batch)
+
+
+# --- Loops that train on other batches.
+
+
+def shuffled(audit: Any, training: Made) -> None:
+    for batch in DataLoader(training.loader.dataset, 16, shuffle=True):
+        step(training, batch)
+
+
+def by_hand(audit: Any, training: Made) -> None:
+    x, y = own(training)
+    for rows in torch.randperm(len(x)).split(16):
+        step(training, (x[rows], y[rows]))
+
+
+def through_step(audit: Any, training: Made) -> None:
+    x, y = own(training)
+    for rows in torch.randperm(len(x)).split(16):
+        audit.step(lambda batch: step(training, batch), (x[rows], y[rows]))
+
+
+def hard_records_after_each_pass(audit: Any, training: Made) -> None:
+    whole_loop(audit, training)
+    x, y = own(training)
+    step(training, (x[:16], y[:16]))
+
+
+def a_few_hard_records_beside_each_batch(audit: Any, training: Made) -> None:
+    x, y = own(training)
+    for _ in range(2):
+        for batch in training.loader:
+            step(training, batch)
+            step(training, (x[:4], y[:4]))
+
+
+def pool_after_an_evaluation(audit: Any, training: Made) -> None:
+    x, y = own(training)
+    training.model.eval()
+    for batch in training.loader:
+        training.model(batch[0])
+    training.model.train()
+    for rows in torch.randperm(len(x)).split(16):
+        step(training, (x[rows], y[rows]))
+
+
+def own_batches_shown(audit: Any, training: Made) -> None:
+    x, y = own(training)
+    for rows in audit.batches(torch.randperm(len(x)).split(16)):
+        step(training, (x[rows], y[rows]))
+
+
+def loader_over_part(audit: Any, training: Made) -> None:
+    whole_loop(audit, training)
+    part = torch.utils.data.Subset(training.loader.dataset, range(64))
+    for batch in DataLoader(part, 16):
+        step(training, batch)
+
+
+@pytest.mark.parametrize("loop", [shuffled, loader_over_part])
+def test_another_loader_that_is_iterated_is_judged_by_its_type(tmp_path, loop):
+    report = trained(tmp_path, loop)
+    assert report.verdict.root.finding == "sampling.not_poisson"
+    assert "Sampler" in report.verdict.root.evidence["loader"]
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        by_hand,
+        through_step,
+        hard_records_after_each_pass,
+        pool_after_an_evaluation,
+        own_batches_shown,
+    ],
+)
+def test_a_step_on_a_batch_of_no_followed_loader_keeps_a_pass_away(tmp_path, loop):
+    report = trained(tmp_path, loop)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert "audit.follow(loader=...)" in "; ".join(report.verdict.pass_blockers)
+
+
+def test_further_steps_beside_each_batch_are_no_pass(tmp_path):
+    assert trained(tmp_path, a_few_hard_records_beside_each_batch).verdict.outcome != "PASS"
+
+
+# --- Correct loops.
+
+
+def fetched_ahead(audit: Any, training: Made) -> None:
+    for _ in range(2):
+        it = iter(training.loader)
+        coming = next(it, None)
+        while coming is not None:
+            batch, coming = coming, next(it, None)
+            step(training, batch)
+
+
+def copied_ahead(audit: Any, training: Made) -> None:
+    """As a prefetcher to another device does."""
+
+    def copies() -> Iterator[Any]:
+        held = [[x.clone() for x in next(it)] for _ in range(2)]
+        for batch in it:
+            held.append([x.clone() for x in batch])
+            yield held.pop(0)
+        yield from held
+
+    for _ in range(2):
+        it = iter(training.loader)
+        for batch in copies():
+            step(training, batch)
+
+
+def by_a_thread(audit: Any, training: Made) -> None:
+    def ahead() -> Iterator[Any]:
+        waiting: Any = queue.Queue(2)
+
+        def fetch() -> None:
+            for batch in training.loader:
+                waiting.put(batch)
+            waiting.put(None)
+
+        threading.Thread(target=fetch, daemon=True).start()
+        while (batch := waiting.get()) is not None:
+            yield batch
+
+    for _ in range(2):
+        for batch in ahead():
+            step(training, batch)
+
+
+def augmented(audit: Any, training: Made) -> None:
+    for _ in range(2):
+        for x, y in training.loader:
+            step(training, (x + 0.01 * torch.randn_like(x), y))
+
+
+def beside_public_batches(audit: Any, training: Made) -> None:
+    public = DataLoader(torch.randn(900, 8), 16)
+    for _ in range(2):
+        for batch, more in zip(training.loader, public, strict=False):
+            training.optimizer.zero_grad()
+            with torch.no_grad():
+                training.model(more)
+            plain_loops.loss_of(training, batch).backward()
+            training.optimizer.step()
+
+
+def accuracy_within_the_pass(audit: Any, training: Made) -> None:
+    for _ in range(2):
+        for number, batch in enumerate(training.loader):
+            if number % 10 == 0:
+                with torch.no_grad():
+                    for x, _ in training.loader:
+                        training.model(x)
+            step(training, batch)
+
+
+def left_in_evaluation(audit: Any, training: Made) -> None:
+    for _ in range(2):
+        for batch in training.loader:
+            training.model.train()
+            step(training, batch)
+            training.model.eval()
+
+
+def listed_first(audit: Any, training: Made) -> None:
+    for _ in range(2):
+        for batch in list(training.loader):
+            step(training, batch)
+
+
+def ended_by_break(audit: Any, training: Made) -> None:
+    for _ in range(3):
+        for number, batch in enumerate(training.loader):
+            if number == 25:
+                break
+            step(training, batch)
+
+
+def of_the_same_sampler(audit: Any, training: Made) -> None:
+    again = DataLoader(training.loader.dataset, batch_sampler=training.loader.batch_sampler)
+    for _ in range(2):
+        for batch in again:
+            step(training, batch)
+
+
+def in_physical_batches(audit: Any, training: Made) -> None:
+    given = {"data_loader": training.loader, "optimizer": training.optimizer}
+    for _ in range(2):
+        with BatchMemoryManager(max_physical_batch_size=6, **given) as parts:
+            for batch in parts:
+                step(training, batch)
+
+
+def one_in_two(audit: Any, training: Made) -> None:
+    for _ in range(4):
+        for number, batch in enumerate(training.loader):
+            if number % 2 == 0:
+                step(training, batch)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        whole_loop,
+        fetched_ahead,
+        copied_ahead,
+        by_a_thread,
+        augmented,
+        beside_public_batches,
+        accuracy_within_the_pass,
+        left_in_evaluation,
+        listed_first,
+        ended_by_break,
+        of_the_same_sampler,
+        in_physical_batches,
+        one_in_two,
+    ],
+)
+def test_a_loop_that_trains_on_its_loader_passes(tmp_path, loop):
+    verdict = trained(tmp_path, loop).verdict
+    assert verdict.outcome == "PASS", verdict.pass_blockers
+
+
+# --- Batches that are left out before their forward pass.
+
+
+def chosen_by_their_loss(audit: Any, training: Made) -> None:
+    for _ in range(3):
+        for batch in training.loader:
+            with torch.no_grad():
+                loss = plain_loops.loss_of(training, batch)
+            if float(1e3 * loss) % 2 < 1:
+                step(training, batch)
+
+
+def small_batches_alone(audit: Any, training: Made) -> None:
+    for _ in range(3):
+        for x, y in training.loader:
+            if len(x) > 18:
+                continue
+            step(training, (x + 0.0, y))
+
+
+def chosen_ones_fetched_ahead(audit: Any, training: Made) -> None:
+    for _ in range(3):
+        for batch in list(training.loader):
+            if float(batch[0].mean()) > 0.0:
+                step(training, batch)
+
+
+@pytest.mark.parametrize(
+    "loop", [chosen_by_their_loss, small_batches_alone, chosen_ones_fetched_ahead]
+)
+def test_batches_that_are_left_out_are_counted_and_keep_a_pass_away(tmp_path, loop):
+    report = trained(tmp_path, loop)
+    blocker = next(why for why in report.verdict.pass_blockers if "made no step" in why)
+    left, of = (int(blocker.split(" of ")[n].split()[0]) for n in (0, 1))
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert of == left + report.steps
+    assert 60 < of <= 96
+
+
+def test_an_empty_batch_that_is_left_out_is_a_note(tmp_path):
+    training = made(loader=DataLoader(plain_loops.random_data(60), 2))
+
+    def unless_empty(audit: Any, training: Made) -> None:
+        for _ in range(8):
+            for x, y in training.loader:
+                if len(x):
+                    step(training, (x, y))
+
+    report = trained(tmp_path, unless_empty, training)
+    assert "empty batches were skipped" in "; ".join(report.notes)
+    assert "made no step" not in "; ".join(report.verdict.pass_blockers)
