@@ -160,7 +160,7 @@ def _guarded(otherwise: Callable[..., Any] = left) -> Callable[[Callable[..., An
     return lambda method: entry(method, otherwise, _of_audit)
 
 
-def _batch_as_it_is(audit: Any, batch: Any) -> Any:
+def _batch_as_it_is(audit: Any, batch: Any, _: Any = None) -> Any:
     left(audit)
     return batch
 
@@ -643,7 +643,7 @@ class Audit:
         if run is None or not self._looks or not self._begun:
             return
         self._stepped = True
-        # Behind the loader's last batch, nothing divides those that were fetched ahead.
+        # After the loader's last batch, nothing divides those that were fetched ahead.
         own = self._is_loaders and (run.has_own_batches or self._take(run, None))
         if self._is_followed and not own:
             run.leave_loader(self._heard)

@@ -30,7 +30,7 @@ from lightning_audit.replay.examiner import CANNOT_REPLAY, NO_STEP, NOT_REPEATED
 #: Functions that pass the batches of their first argument on, one by one.
 _PASS_ON = {"tqdm", "trange", "track", "progress_bar", "iter", "islice", "auto", "batches"}
 _OF_A_STEP = {"step", "zero_grad", "backward"}
-#: Seconds after which a statement behind the step counts as stalled; seconds, and multiple of the
+#: Seconds after which a statement after the step counts as stalled; seconds, and multiple of the
 #: time up to the step, that it may take again in each replay.
 _STALLED, _SHORT, _LONG = 1.0, 0.05, 2.0
 #: What a function made of a body would do otherwise than the body.

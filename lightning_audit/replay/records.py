@@ -625,7 +625,7 @@ class _Examination:
         # A synthetic record may be invalid input for the user's code.
         if judged.tells and (math.isfinite(judged.far) or not made_up):
             self._asked += 1
-            self._moves = self._moves or judged.far > 0.0
+            self._moves = self._moves or (judged.far > 0.0 and not by_row)
             if judged.far > allowed and not self._unshown.takes(draw, moved):
                 self._found.append(Finding(name, judged.far, moved))
         return judged

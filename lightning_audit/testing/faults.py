@@ -43,7 +43,7 @@ from lightning_audit.checks.noise import (
     NOISE_WHOLE,
 )
 from lightning_audit.checks.randomness import RECURRENCE, REUSE_BROADCAST, REUSE_LAG, REUSE_PAIR
-from lightning_audit.checks.replay import REPLAY_CLIPPING
+from lightning_audit.checks.replay import REPLAY_CLIPPING, REPLAY_SENSITIVITY
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.testing import faulty, trainings
 from lightning_audit.testing.fault import Fault as Fault
@@ -746,6 +746,18 @@ OF_THE_TRAINING = (
         named="several_steps_on_one_batch",
     ),
     Fault(
+        "own_pool",
+        "a step trains on records that it draws itself, and the loader's batches are not used",
+        "agents with a replay buffer beside a dummy loader",
+        REPLAY_SENSITIVITY.name,
+        "not asked: no record of the batch changes the release",
+        training=trainings.OwnPool,
+        audit={"examinations": 1},
+        ends="INCONCLUSIVE",
+        warn_only=True,
+        remarked=True,
+    ),
+    Fault(
         "every_second_step_told",
         "the accountant is called at every second step only",
         "wrapped hooks",
@@ -826,6 +838,14 @@ OF_THE_STEP = (
         "the learning rate of a step is computed from the norm of its raw gradients",
         "learning rates that adapt to the gradient",
         optimizer=trainings.LearningRateByRawNorm,
+        named=_KEPT,
+        audit=_THREE,
+    ),
+    Fault(
+        "rate_by_last_loss",
+        "the learning rate of a step is computed from the raw loss of the last one",
+        "training scripts that slow down where the loss is large",
+        training=trainings.RateByLastLoss,
         named=_KEPT,
         audit=_THREE,
     ),

@@ -691,6 +691,31 @@ class KeptBatches(Training):
         return super().training_step(self.kept if batch_idx % 4 == 3 else batch, batch_idx)
 
 
+class OwnPool(Training):
+    """Trains on records that the step draws itself, instead of the batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Train on records of a pool."""
+        x, y = self.data.tensors
+        rows = torch.randint(RECORDS // 8, (BATCH_SIZE,))
+        return super().training_step((x[rows], y[rows]), batch_idx)
+
+
+class RateByLastLoss(Training):
+    """The learning rate of a step is computed from the raw loss of the last one."""
+
+    last = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Set the rate, and keep the loss."""
+        module: Any = self
+        for group in module.optimizers().param_groups:
+            group["lr"] = 0.05 / (1.0 + self.last)
+        loss = super().training_step(batch, batch_idx)
+        self.last = float(loss.detach())
+        return loss
+
+
 class HookWrapped(Training):
     """Wraps the accountant's hook, as for logging."""
 
