@@ -206,10 +206,10 @@ class Audit:
         # Whether a pass over the loader is counted, a batch was ever fetched, a backward runs.
         self._in_epoch = self._fetches = self._backward = False
         self._by_input = self._ghost = False
-        # Passes over the followed loader whose batches may come, and whether the present batch is
-        # one of theirs; the other loader that was iterated since the followed one yielded.
+        # Passes over the followed loader whose batches may come; whether the present batch is one
+        # of theirs, and whether any was; another loader that was iterated since the last of them.
         self._passes: list[PassCount] = []
-        self._is_loaders = False
+        self._is_loaders = self._hears = False
         self._heard: Any = None
         # The thread that trains; whether another one fetches ahead.
         self._thread: int | None = None
@@ -391,7 +391,8 @@ class Audit:
             return batch
         trains, held = self._is_training, Fetched(batch, count)
         if count is not None:
-            count.fetch(batch, trains=trains)
+            self._hears = True
+            count.fetch(empty=held.empty, trains=trains)
             self._passes = [*(one for one in self._passes if one is not count), count]
         if not trains:
             return batch
@@ -465,7 +466,8 @@ class Audit:
         if count is None:
             return False
         count.train(passed)
-        self._close_passes(run, self._passes[: self._passes.index(count)])
+        if count in self._passes:
+            self._close_passes(run, self._passes[: self._passes.index(count)])
         return True
 
     def _close_passes(self, run: AuditRun, passes: Sequence[PassCount]) -> None:
@@ -477,8 +479,8 @@ class Audit:
     @property
     def _is_followed(self) -> bool:
         """Return whether a pass over the loader is noticed."""
-        own = self._loop.loader
-        return self._fetches or getattr(type(own), "__iter__", None) is DataLoader.__iter__
+        iterates = getattr(type(self._loop.loader), "__iter__", None)
+        return iterates is DataLoader.__iter__ or self._hears
 
     def _begin_batch(self, run: AuditRun, passed: int | None = None) -> None:
         if self._begun:

@@ -64,13 +64,13 @@ class PassCount:
         # Known to be left out, and left out unless they were fetched ahead.
         self._passed = self._unsure = 0
 
-    def fetch(self, batch: Any, *, trains: bool) -> None:
+    def fetch(self, *, empty: bool, trains: bool) -> None:
         """Count a batch; one that is fetched while the model does not train replaces the others."""
         self.ahead = self.ahead + 1 if trains else 1
         self.left_out_empty |= self._waits and self.trained
-        self._waits = is_empty(batch)
-        self._empty += self._waits
-        self._since += not self._waits
+        self._waits = empty
+        self._empty += empty
+        self._since += not empty
 
     def train(self, passed: int | None) -> None:
         """Count that a batch is trained on.
@@ -139,8 +139,9 @@ class Fetched:
     """
 
     def __init__(self, batch: Any, count: PassCount | None) -> None:
-        self.count = count
         leaves, self._kind = _pytree.tree_flatten(batch)
+        #: The pass, and whether the batch holds no record.
+        self.count, self.empty = count, is_empty(leaves)
         self._leaves = [
             weakref.ref(leaf) if isinstance(leaf, torch.Tensor) else lambda leaf=leaf: leaf
             for leaf in leaves
