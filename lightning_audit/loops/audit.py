@@ -530,7 +530,7 @@ class Audit:
         A tensor that is no parameter is an input that is optimized, such as an adversarial one.
         """
         wanted = {number for number, p in params.items() if isinstance(p, torch.nn.Parameter)}
-        nodes, seen = [*self._graphs], {*self._graphs}
+        seen = {*(nodes := [*self._graphs])}
         for node in nodes if wanted else ():  # these grow
             before = {one for one, _ in node.next_functions if one is not None} - seen
             nodes += before

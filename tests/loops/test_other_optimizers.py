@@ -1,4 +1,4 @@
-"""Optimizers that step in a loop and were not given to `attach`, and ghost mode without its loss."""
+"""Optimizers that `attach` was not given and that step in the loop; ghost mode without its loss."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
