@@ -17,6 +17,13 @@ _KINDS = {
         "mean over all records times a number",
         "set `criterion.criterion.reduction = 'none'` on what make_private returns",
     ),
+    "another": (
+        "ghost_clipping_without_its_loss",
+        "Ghost clipping clips no record",
+        "no clipping: the loss that runs backward is not that of make_private's criterion",
+        "with grad_sample_mode='ghost', loss = criterion(output, target) alone clips, of the third "
+        "result of make_private; call backward on no other loss (outputs.loss) before the step",
+    ),
     "alike": (
         "processes_draw_alike",
         "The processes draw the same positions",
@@ -57,8 +64,8 @@ def _doubts(found: CheckResult) -> str:
 
 OPACUS = Check(
     "opacus_defects",
-    "code of Opacus itself that a training uses loses privacy: a criterion that averages, equal "
-    "positions in all processes, made-up records, a count over the real batch",
+    "code of Opacus itself that a training uses loses privacy: a criterion that averages or is "
+    "not used, equal positions in all processes, made-up records, a count over the real batch",
     title="Known defects of Opacus",
     failed_title="Opacus itself loses privacy",
     meaning="The training uses a part of Opacus that does not give what is accounted.",
@@ -68,7 +75,7 @@ OPACUS = Check(
     wrong=lambda seen: bool(seen["of"]),
     blocks=_doubts,
     refutes=OF_BATCHES,
-    faults=tuple(rule_of_kinds((kind,), *_KINDS[kind], 8.2) for kind in list(_KINDS)[:4]),
+    faults=tuple(rule_of_kinds((kind,), *_KINDS[kind], 8.2) for kind in list(_KINDS)[:5]),
 )
 
 #: Part of the stated noise multiplier below which a cost is a finding: a PASS would notice it.
@@ -107,6 +114,7 @@ def chance_of_empty(rate: float, records: int, steps: int) -> float:
 def opacus_result(
     *,
     averaged: bool = False,
+    another: bool = False,
     alike: int = 0,
     empty: str = "",
     chance: float = 0.0,
@@ -117,6 +125,7 @@ def opacus_result(
 
     Args:
         averaged: whether the criterion of ghost clipping averages over the batch.
+        another: whether another loss than the criterion's ran backward under ghost clipping.
         alike: number of processes that draw the same positions of their shares.
         empty: what is done with empty batches, see `LoaderFacts`.
         chance: probability of an empty batch over all steps.
@@ -127,6 +136,7 @@ def opacus_result(
     cost = noise_multiplier_with_count(sigma, std) if min(count) > 0.0 else sigma
     told = {
         "averaged": averaged and "in every step",
+        "another": another and "in at least one step",
         "alike": alike and f"{alike} processes",
         empty: chance > delta and f"with probability {chance:.2g} over all steps",
         "adaptive": cost < sigma and f"noise_multiplier is worth {cost:.3g}, not {sigma:.3g}",

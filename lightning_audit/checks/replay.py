@@ -383,10 +383,6 @@ class ExaminationLog:
         findings = any(told.findings for told in self._told.values())
         return findings or self.noise.found(significance)
 
-    def findings(self, name: str) -> int:
-        """Return the number of neighboring batches of a test that led to a finding."""
-        return self._told[name].findings
-
     def asked(self, name: str) -> int:
         """Return the number of neighboring batches that a test replayed."""
         return self._told[name].asked

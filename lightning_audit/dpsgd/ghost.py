@@ -19,25 +19,20 @@ import torch
 from opacus.optimizers import DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 
-from lightning_audit.dpsgd.opacus import OpacusStep, as_number
+from lightning_audit.dpsgd.opacus import OpacusStep, as_number, backward_hook
 from lightning_audit.dpsgd.protocol import Backward, CannotEnter, NormsSeen
 from lightning_audit.hooks.boundary import around
 from lightning_audit.hooks.gradient_tap import CanaryRows, as_rows
 from lightning_audit.layout import Direction
 
 _NO_GHOST_LOSS = (
-    "no canary entered, because the loss that runs backward is not the one that Opacus' criterion "
-    "returns (the third object of make_private); under Lightning return it from training_step as "
-    "{'loss': loss}, or pass it to manual_backward"
+    "the loss is not that of make_private's criterion, or its backward pass was not announced "
+    "(Lightning: return {'loss': loss}, or call self.manual_backward(loss))"
 )
 #: Steps with canaries in which a norm is checked: the first `_FIRST`, then one in `_EVERY`.
 _FIRST, _EVERY = 10, 50
-_NORMS = "get_norm_sample"
+_NORMS, _NORM = "get_norm_sample", "_norm_sample"
 _AVERAGED = "no canary entered, because the criterion averages the losses of the batch"
-_TOO_LATE = (
-    "the losses were clipped before a canary could join them; under Lightning call "
-    "self.manual_backward(loss), not loss.backward()"
-)
 
 
 class GhostStep(OpacusStep):
@@ -46,7 +41,7 @@ class GhostStep(OpacusStep):
     Args:
         optimizer: the private optimizer.
         names: parameter -> name in the module, by identity; unknown ones are numbered.
-        modules: not used; gradients have no rows.
+        modules: whose hooks compute the norms.
     """
 
     def __init__(
@@ -69,8 +64,15 @@ class GhostStep(OpacusStep):
         self._restore: Callable[[], None] = _nothing
         self._steps = 0
         self.norms = NormsSeen()
-        #: Whether the criterion averages the losses of the batch, so that none is weighed.
-        self.averages = False
+        #: Whether the criterion averages the losses of the batch, so that none is weighed; whether
+        #: a step used the gradient of another loss than the criterion's.
+        self.averages = self.another = False
+        # What holds Opacus' hooks on the layer of a parameter.
+        hooks = ((module, backward_hook(module)) for module in modules)
+        self._tellers = {p: h.func.__self__ for m, h in hooks if h for p in m.parameters()}  # type: ignore[attr-defined]
+        # Parameters with a gradient of another loss; by parameter, the norms that clipped the rest.
+        self._raw: set[torch.nn.Parameter] = set()
+        self._norms: dict[torch.nn.Parameter, Any] = {}
 
     def concerns(self, coming: Backward) -> bool:
         """Return whether the coming loss is that of Opacus' criterion for this optimizer."""
@@ -85,7 +87,7 @@ class GhostStep(OpacusStep):
                 return ""
             self.averages = True
             return _AVERAGED
-        return _NO_GHOST_LOSS
+        return f"no canary entered, because {_NO_GHOST_LOSS}"
 
     def lay_out(
         self, rows: Sequence[Direction], norm: float, seed: Sequence[int] | None = None
@@ -132,6 +134,22 @@ class GhostStep(OpacusStep):
         assert self.norms is not None
         self.norms.take_ratio(norm / stated)
 
+    def note_backward(self, param: torch.nn.Parameter) -> None:
+        """Note whether the backward pass is the second one of Opacus' loss, which clips."""
+        if getattr(self._tellers.get(param), "hooks_enabled", False):
+            self._raw.add(param)  # or it is the first one: the second one replaces its gradient
+        else:
+            self._raw.discard(param)
+            self._norms[param] = getattr(param, _NORM, None)
+
+    def look_at_gradient(self) -> None:
+        """Look whether a gradient has the records of another loss.
+
+        The hooks of a layer replace the norms if a loss of records passes it.
+        """
+        raw = (p for p in self._raw if p.grad is not None and p.grad.any())
+        self.another |= any(getattr(p, _NORM, None) is not self._norms.get(p) for p in raw)
+
     def conceal(self) -> None:
         """Restore the user's loss; the canaries are not in the gradients yet."""
         self._restore()
@@ -164,7 +182,7 @@ class GhostStep(OpacusStep):
         Raises:
             CannotEnter: always.
         """
-        raise CannotEnter(_TOO_LATE)
+        raise CannotEnter(_NO_GHOST_LOSS)
 
     def take_out(self) -> bool:
         """Discard pending canaries; those that entered are in no per-sample gradient."""

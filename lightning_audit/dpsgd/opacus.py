@@ -347,7 +347,9 @@ class RowPrefill:
     ) -> None:
         self._params = params
         self._hooked = [
-            (module, list(module.parameters())) for module in modules if _hook(module) is not None
+            (module, list(module.parameters()))
+            for module in modules
+            if backward_hook(module) is not None
         ]
         self._buffers: list[RowBuffer] = []
         self._batch = 0
@@ -373,7 +375,7 @@ class RowPrefill:
             recorded = module.__dict__.get("activations") or []
             if not recorded:
                 continue
-            hook = _hook(module)
+            hook = backward_hook(module)
             if isinstance(module, RNNLinear) or hasattr(module, "max_batch_len"):
                 return "a recurrent layer's batches have several sizes"
             if hook is None or not hook.keywords.get("batch_first", False):
@@ -419,7 +421,7 @@ class RowPrefill:
         self._buffers = []
 
 
-def _hook(module: torch.nn.Module) -> partial[Any] | None:
+def backward_hook(module: torch.nn.Module) -> partial[Any] | None:
     """Return Opacus' backward hook on a module, with its bound arguments; None if there is none."""
     for hook in module._backward_hooks.values():
         if not isinstance(hook, partial) or hook.func.__name__ != "capture_backprops_hook":

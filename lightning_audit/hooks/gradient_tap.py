@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -415,6 +415,11 @@ def factor_of(left: FloatArray, arrived: FloatArray) -> float | None:
     )
 
 
+def summed_by_opacus(params: Iterable[torch.Tensor]) -> bool:
+    """Return whether a `DPOptimizer` holds clipped sums of gradients of parameters."""
+    return any(getattr(p, "summed_grad", None) is not None for p in params)
+
+
 def clipped_sums(
     params: Sequence[torch.nn.Parameter], grads: Tensors | None = None
 ) -> list[torch.Tensor | None]:
@@ -523,8 +528,9 @@ class GradientTap:
         optimizer: torch.optim.Optimizer,
         params: Sequence[torch.nn.Parameter],
         coordinates: dict[int, IndexArray],
+        note_backward: Callable[[torch.nn.Parameter], None] = lambda _: None,
     ) -> None:
-        self._optimizer, self._params = optimizer, params
+        self._optimizer, self._params, self._note = optimizer, params, note_backward
         # torch's own optimizers may add momentum or weight decay to p.grad in place: the gradient
         # that the update starts from is the one that was read.
         self._trusted = type(optimizer).__module__.startswith("torch.optim.")
@@ -755,8 +761,17 @@ class GradientTap:
             dead=dead if dead.any() else None,
         )
 
-    def _note_backward(self, param: torch.Tensor) -> None:
+    def is_unreleased(self) -> bool:
+        """Return whether the gradients are of a backward pass since the last update, without noise.
+
+        Those that a `DPOptimizer` of another training has replaced by its noisy sums have noise.
+        """
+        raw = any(map(self._is_raw, self._index)) or not summed_by_opacus(self._params)
+        return bool(self._backward_left) and raw
+
+    def _note_backward(self, param: torch.nn.Parameter) -> None:
         self._backward_ran = True
+        self._note(param)
         if param.grad is not None:
             self._backward_left[id(param)] = (param.grad.data_ptr(), param.grad._version)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -312,8 +312,6 @@ def _watched(step: Any) -> Any:
 #: Fewest steps, and fewest distinct numbers of records, for rows in proportion to records not to
 #: be chance.
 _STEPS, _SIZES = 8, 3
-#: Steps of known optimizers during which others are looked for.
-_WATCHED = 4
 
 
 @dataclass
@@ -357,8 +355,9 @@ class PlainSteps:
     """Counts the steps that are taken without DP-SGD; exempt ones are counted separately."""
 
     def __init__(self) -> None:
-        #: Number of steps, and the class of the optimizer that took the last one.
-        self.count, self.kind = 0, ""
+        #: Number of steps; class of the optimizer that took the last one; number of hidden steps,
+        #: from the batch of the first private step on.
+        self.count, self.kind, self.unknown = 0, "", 0
         #: Steps of exempt optimizers, by the optimizer's description.
         self.exempt: dict[str, int] = {}
         #: Number of records of the current batch; None if unknown.
@@ -368,9 +367,6 @@ class PlainSteps:
         #: Class of the optimizer whose step was refused; function that raises `StepRefused`.
         self.refused = ""
         self.refuse: Callable[[str], None] | None = None
-        #: Class of an optimizer of the user's own that stepped on private parameters, or empty.
-        self.hidden = ""
-        self._known_steps = 0
         self._handles = Handles()
 
     @property
@@ -381,14 +377,16 @@ class PlainSteps:
     def watch(
         self,
         plain: Iterable[tuple[torch.optim.Optimizer, str, torch.nn.Module | None]],
+        known: Sequence[Any] = (),
         is_hidden: Callable[[torch.optim.Optimizer], bool] = lambda _: False,
     ) -> None:
-        """Count the steps of these optimizers from now on, and of no others.
+        """Count the steps of these optimizers from now on, and of hidden ones.
 
         Args:
             plain: optimizers that are not private, each with its description if it is exempt (else
                 an empty string), and the module with all parameters that it trains, if known.
-            is_hidden: whether an optimizer trains private parameters and is not the Trainer's.
+            known: the optimizers of the training; what wraps one has its parameter groups.
+            is_hidden: whether the step that an unknown optimizer took counts.
         """
         self.detach()
         self._handles = Handles()
@@ -399,16 +397,14 @@ class PlainSteps:
                 self._handles.append(self.rows.setdefault(words, _Rows()).watch(module))
             if not words:
                 self._handles.append(optimizer.register_step_pre_hook(entry(self._about_to)))
-        if self._known_steps < _WATCHED:
-            look = entry(partial(self._look, is_hidden))
-            self._handles.append(register_optimizer_step_post_hook(look))
+        look = entry(partial(self._look, known, is_hidden))
+        self._handles.append(register_optimizer_step_post_hook(look))
 
-    def _look(self, is_hidden: Callable[[Any], bool], optimizer: Any, *_: Any) -> None:
-        """Look for hidden optimizers among the first steps of all optimizers of the process."""
-        if self._known_steps < _WATCHED:
-            hidden = is_hidden(optimizer)
-            self.hidden = type(optimizer).__name__ if hidden else self.hidden
-            self._known_steps += not hidden
+    def _look(self, known: Sequence[Any], is_hidden: Any, optimizer: Any, *_: Any) -> None:
+        """Count the step of an unknown optimizer of the process, if it is hidden."""
+        unknown = all(optimizer.param_groups is not one.param_groups for one in known)
+        if unknown and is_hidden(optimizer):
+            self.unknown, self.kind = self.unknown + 1, type(optimizer).__name__
 
     def _about_to(self, optimizer: Any, *_: Any) -> None:
         """Refuse the first step if `refuse` is set."""

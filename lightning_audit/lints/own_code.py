@@ -222,7 +222,7 @@ class OwnCode:
         owners: objects with hooks of the user's, in addition to the module.
         loaders: that it trains on: a loader, or a list or dict of them.
         source: whose ``train_dataloader`` makes them; None for the module.
-        loop: places in a plain loop: of the step, and of `attach`.
+        loop: places in a plain loop: of the step, of `attach`, and of findings, by name.
         met: where records meet before a step, as text; empty if they do not.
     """
 
@@ -240,7 +240,8 @@ class OwnCode:
         Args:
             finding: name of a check.
         """
-        found = dict.fromkeys(places_in(self.met) if finding == COUPLING.name else ())
+        met = places_in(self.met) if finding == COUPLING.name else ()
+        found = dict.fromkeys([self.loop[finding]] if finding in self.loop else met)
         if found:
             return tuple(found)
         for role in _roles().get(finding, ("settings",)):

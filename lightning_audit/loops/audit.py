@@ -33,6 +33,7 @@ from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.checks.update import NO_DP
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.ghost import GhostStep
 from lightning_audit.dpsgd.opacus import innermost, private_optimizer
@@ -199,6 +200,8 @@ class Audit:
         # The loader of the last pass; whether this pass ends with the batch that was fetched.
         self._passed: Any = None
         self._ends_with_batch = False
+        # Where the graphs of the batch's last forward and backward passes begin.
+        self._graphs: deque[Any] = deque(maxlen=8)
         # The outermost module of the forward pass that runs.
         self._outer: torch.nn.Module | None = None
         # Batches that were fetched before it in this pass, and have not begun.
@@ -267,6 +270,7 @@ class Audit:
     def _follow(self, run: AuditRun) -> None:
         run.follow(self._loop.optimizers, self._loop.root)
         run.optimizers.begins = self._begin_by_hand
+        run.optimizers.depends = self._depends
         if not run.sessions:
             run.follow_hand_written(self._loop.root)
         self._ghost = any(isinstance(session.step, GhostStep) for session in run.sessions)
@@ -436,6 +440,7 @@ class Audit:
 
     def _forget_batch(self) -> None:
         self._batch, self._begun, self._stepped, self._outer = None, False, False, None
+        self._graphs.clear()
         # A backward pass that raised does not end.
         self._forward_ran = self._backward = False
 
@@ -565,12 +570,14 @@ class Audit:
     def _after_forward(self, output: Any) -> None:
         """Hook on the outputs of a forward pass, whose gradients are a backward pass's first."""
         self._outer = None
-        if self._ghost or not self._looks or not self._begun or not torch.is_grad_enabled():
+        if not self._looks or not self._begun or not torch.is_grad_enabled():
             return
         hook = entry(self._backward_begins)
         for leaf in _pytree.tree_leaves(output):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-                leaf.register_hook(hook)  # type: ignore[no-untyped-call]
+                self._graphs.append(leaf.grad_fn)
+                if not self._ghost:
+                    leaf.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _backward_begins(self, _: torch.Tensor) -> None:
         run = self._run
@@ -579,9 +586,8 @@ class Audit:
         self._backward = True
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(entry(self._backward_ends))
-        loss = None if run.lints.loss_seen else _loss_in_backward()
-        if loss is not None:
-            self._see_loss(run, loss)
+        if (loss := _loss_in_backward()) is not None:
+            self._see_loss(run, loss, loss.grad_fn)
         run.prepare(loss, 1)
 
     def _backward_ends(self) -> None:
@@ -589,9 +595,27 @@ class Audit:
         if self._run is not None:
             self._run.conceal()
 
-    def _see_loss(self, run: AuditRun, loss: Any) -> None:
-        run.lints.look_at_loss(self._loop.root, loss)
-        self._stopping.begin_steps()
+    def _see_loss(self, run: AuditRun, loss: Any, graph: Any) -> None:
+        self._graphs.append(graph)
+        if not run.lints.loss_seen:
+            run.lints.look_at_loss(self._loop.root, loss)
+            self._stopping.begin_steps()
+
+    def _depends(self, params: Mapping[int, Any], known: bool) -> bool:
+        """Return whether gradients of the batch depend on parameters; note who trains these.
+
+        A tensor that is no parameter is an input that is optimized, such as an adversarial one.
+        """
+        wanted = {number for number, p in params.items() if isinstance(p, torch.nn.Parameter)}
+        seen = {*(nodes := [*self._graphs])}
+        for node in nodes if wanted else ():  # these grow
+            before = {one for one, _ in node.next_functions if one is not None} - seen
+            nodes += before
+            seen |= before
+        known |= any(id(getattr(node, "variable", None)) in wanted for node in nodes)
+        if known:
+            self._loop.places |= _named(NO_DP.name, users_frame())
+        return known
 
     @_guarded(lambda *_: False)
     def clips(self, loss: Any) -> bool:
@@ -602,8 +626,7 @@ class Audit:
     def before_ghost(self, loss: Any) -> None:
         """Lay out the canaries before the two backward passes of ghost clipping."""
         if (run := self._run) is not None:
-            if not run.lints.loss_seen:
-                self._see_loss(run, loss)
+            self._see_loss(run, loss, loss.loss_per_sample.grad_fn)
             run.prepare(loss, 1)
 
     @_guarded()
@@ -619,8 +642,6 @@ class Audit:
             return
         self._thread = threading.get_ident()
         self._begin_batch(run)  # also of a step on a batch that the loader did not give
-        if "step" not in self._loop.places:
-            self._loop.places |= _named("step", users_frame())
         self._spend(run)  # raises before the first step that would exceed the claim
         if self._stopping.why == "budget" and self.config.on_budget == "raise":
             self._stopping.refuse()
@@ -649,6 +670,8 @@ class Audit:
         own = self._is_loaders and (run.has_own_batches or self._take(run, None))
         if self._is_followed and not own:
             run.leave_loader(self._heard)
+        if "step" not in self._loop.places:
+            self._loop.places |= _named("step", users_frame())
         if len(self._loop.optimizers) == 1 and run.end_step():
             self._stopping.look()
             self._raise_if_told()
@@ -797,6 +820,7 @@ class Audit:
         """Remove all hooks, and release files and the training; the report is kept."""
         atexit.unregister(self._at_exit)
         run, self._ended = self._run, True
+        self._forget_batch()
         if run is not None:
             attempt(self._state)
             attempt(partial(self._release, run))

@@ -530,6 +530,7 @@ class AuditRun:
             passes.start_batch(steps_of(self.sessions))
         self._steps_before, plain = self.optimizers.steps, self.optimizers.plain
         plain.records = count_rows(batch) if plain.rows else None
+        plain.unknown = plain.unknown if self._steps_before else 0
         if self._course.trained_batches >= self.ledger.due:
             self.ledger.start_batch(batch, self._course.trained_batches, self.optimizers)
         if self.sessions and self.fence.watches:

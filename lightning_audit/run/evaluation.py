@@ -41,7 +41,6 @@ from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise import NOISE_MEAN, equal_noise_result
 from lightning_audit.checks.opacus import chance_of_empty, opacus_result
 from lightning_audit.checks.randomness import noise_shared_result
-from lightning_audit.checks.replay import REPLAY_RELEASE
 from lightning_audit.checks.replay_findings import ONE_NUMBER, SEEDED
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.checks.sampling import (
@@ -129,9 +128,7 @@ def run_checks(
     steps = sum(session.monitor.steps for session in sessions)
     by_records = facts.exempt_by_records if config.adjacency == "add_remove" else ()
     exempt = (facts.exempt_steps, facts.plain_refused, by_records)
-    # What a hidden optimizer trains on shows in a replay: one that uses releases is none.
-    hidden = facts.hidden if facts.examined.findings(REPLAY_RELEASE.name) else ""
-    plain = no_dp_result(facts.plain_steps, steps, facts.plain_name, *exempt, hidden)
+    plain = no_dp_result(facts.plain_steps, steps, facts.plain_name, *exempt)
     located = facts.code.located if facts.code else list
     common = located([plain])
     if not sessions:
@@ -311,6 +308,7 @@ def _of_opacus(
     fixed = loader is not None and loader.kind == "not_poisson"
     return opacus_result(
         averaged=any(getattr(s.step, "averages", False) for s in sessions),
+        another=any(getattr(s.step, "another", False) for s in sessions),
         alike=facts.processes if facts.drawn_alike else 0,
         empty=loader.empty if loader is not None else "",
         chance=chance,
@@ -406,13 +404,13 @@ class Looks:
             optimizers: of the run.
             book: the run's ledger; empty if there are several processes.
         """
-        sessions, plain = optimizers.sessions, optimizers.plain.count
+        sessions, plain = optimizers.sessions, optimizers.without_dp[0]
         steps = plain + optimizers.steps
         if self._ranks.several:
             found = sum(session.recorder.flagged_alike for session in sessions)
         else:
             found = sum(s.recorder.flagged + len(s.between.found) for s in sessions)
-            found += book.again + book.stale
+            found += book.again + book.stale + sum(getattr(s.step, "another", 0) for s in sessions)
         began = found + (steps > 0) + (plain > 0)
         if began == self._known and not (found and steps >= self._next):
             return False

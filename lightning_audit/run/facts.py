@@ -78,8 +78,8 @@ class TrainingInfo:
         planned_steps: of each optimizer in the whole training; None if unknown.
         taken_steps: before it begins.
         trial: whether it only tries a few batches, so that no file is written and nothing fails.
-        loop: places in the user's loop by what is there, "step" and "attach"; filled as they are
-            found, and empty under Lightning.
+        loop: places in the user's loop by what is there, "step", "attach" or a finding; filled as
+            they are found, and empty under Lightning.
     """
 
     module: Any
@@ -258,9 +258,8 @@ class RunFacts:
 
     Args:
         optimizers: facts of the private optimizers, in the order of their sessions.
-        plain_steps: steps of optimizers that are not private.
+        plain_steps: steps of optimizers that are not private, or not as they were taken.
         plain_name: class of the last of these.
-        hidden: class of one that trains private parameters and is not the Trainer's, or empty.
         plain_refused: class of the one whose first step was refused, or empty.
         exempt_steps: steps of those that the user exempts, by the text that names them.
         exempt_by_records: those of them that train on as many rows as there are records.
@@ -301,7 +300,6 @@ class RunFacts:
     optimizers: Sequence[OptimizerFacts] = ()
     plain_steps: int = 0
     plain_name: str = ""
-    hidden: str = ""
     plain_refused: str = ""
     exempt_steps: Mapping[str, int] = field(default_factory=dict)
     exempt_by_records: tuple[str, ...] = ()
@@ -350,9 +348,8 @@ class RunFacts:
         """Collect the current facts from the parts of a run."""
         return cls(
             optimizers=optimizers.facts,
-            plain_steps=optimizers.plain.count,
-            plain_name=optimizers.plain.kind,
-            hidden=optimizers.plain.hidden,
+            plain_steps=optimizers.without_dp[0],
+            plain_name=optimizers.without_dp[1],
             plain_refused=optimizers.plain.refused,
             exempt_steps=dict(optimizers.plain.exempt),
             exempt_by_records=optimizers.plain.follow_records,

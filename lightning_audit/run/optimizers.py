@@ -37,6 +37,7 @@ from lightning_audit.dpsgd.opacus import (
 )
 from lightning_audit.dpsgd.protocol import DPSGDStep, UnsupportedOptimizer
 from lightning_audit.hooks.boundary import Handles, entry, undoing
+from lightning_audit.hooks.gradient_tap import summed_by_opacus
 from lightning_audit.hooks.step_hooks import PlainSteps
 from lightning_audit.lints.settings import fingerprints
 from lightning_audit.record.report_directory import record_name
@@ -708,6 +709,11 @@ class AuditedOptimizers:
         self.plain = PlainSteps()
         #: Called before a hand-written step gets its canaries.
         self.begins: Callable[[], None] = lambda: None
+        #: Whether gradients of the present batch depend on parameters, given by identity, or that
+        #: is known, as its second argument says.
+        self.depends: Callable[[Mapping[int, Any], bool], bool] = lambda _, known: known
+        # Names of the module's parameters, by identity.
+        self._names: dict[int, str] = {}
         self._name = uuid.uuid4().hex
         self._untrained: dict[str, tuple[float, float]] = {}
         # Names of the parameters that exempt optimizers train.
@@ -770,14 +776,15 @@ class AuditedOptimizers:
             return
         self._lints.exchanged += bool(self.attached)
         self.attached[:] = optimizers
-        names = {id(p): name for name, p in module.named_parameters()}
+        self._names = names = {id(p): name for name, p in module.named_parameters()}
         scoped = scoped_optimizers(optimizers, names, self.config.exemptions)
         private = private_optimizers(optimizers)
         plain = [one for one in scoped if private_optimizer(one.optimizer) is None]
         if not private and self.config.claim is None and any(map(_by_another_engine, optimizers)):
             self.notes.add(_ANOTHER_ENGINE)
             plain = []
-        self.plain.watch((one.watched(module) for one in plain), self._is_hidden)
+        watched = (one.watched(module) for one in plain)
+        self.plain.watch(watched, self.attached, self._is_hidden)
         for one in self.config.exemptions:
             self.notes.add(f"the user allows {one.finding}{one.scope}: {one.reason}")
         self._exempt |= {name for one in plain if one.exempt for name in one.names}
@@ -825,20 +832,40 @@ class AuditedOptimizers:
             self.notes.add(_NO_OPTIMIZER)
             return
         step = hand_written_step(claim, self.attached, module, self.info.processes)
-        self.plain.detach()
+        self.plain.watch((), self.attached, self._is_hidden)
         if claim.sample_rate is None:
             self.notes.add(_NO_ACCOUNTANT)
         allowed = frozenset(one.finding for one in self.config.exemptions if one.optimizer)
         (audit,) = self._audits_of([step], [OptimizerFacts(allow=allowed)], module)
         audit.open_to(module, self.begins)
 
+    @property
+    def without_dp(self) -> tuple[int, str]:
+        """Number of steps without DP-SGD, and the class of an optimizer that took one.
+
+        Before the first private step, unknown optimizers may train anything on public records.
+        """
+        plain = self.plain
+        bare = [s for s in self.sessions if s.releases.bare and not isinstance(s.step, ManualStep)]
+        steps = sum(s.releases.bare for s in bare) + (plain.unknown if self.steps else 0)
+        kinds = [plain.kind, *(type(session.step.inner).__name__ for session in bare)]
+        return plain.count + steps, next(filter(None, kinds), "")
+
     def _is_hidden(self, optimizer: Any) -> bool:
-        """Return whether an optimizer trains private parameters and is not the Trainer's."""
-        outer = [*self.attached, *(audit.optimizer for audit in self.audits)]
-        if not self.looks or any(optimizer in (one, innermost(one)) for one in outer):
-            return False
-        own = {id(p) for session in self.sessions for p in session.step.params}
-        return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
+        """Return whether an unknown optimizer trained, without DP-SGD, what this training uses.
+
+        This is a private parameter, another one of the module, or one on which gradients depend.
+        """
+        private = {id(p): session for session in self.sessions for p in session.step.params}
+        allowed, exempt = "unaudited" in self.config.allow, self.config.exemptions
+        free = {number for number, name in self._names.items() if allowed or covers(exempt, name)}
+        groups = optimizer.param_groups if self.looks else ()
+        params = {id(p): p for group in groups for p in group["params"] if p.grad is not None}
+        known = any(private[n].tap.is_unreleased() for n in params.keys() & private.keys())
+        others = {n: p for n, p in params.items() if n not in private and n not in free}
+        if summed_by_opacus(others.values()):  # another private training
+            return known
+        return self.depends(others, known or not self._names.keys().isdisjoint(others))
 
     def _audits_of(
         self, steps: Sequence[DPSGDStep], found: Sequence[OptimizerFacts], module: torch.nn.Module

@@ -386,6 +386,8 @@ class ReleaseWatch(Kept):
         self.late = 0
         #: Number of steps whose gradient was that of a backward pass, unchanged.
         self.raw = 0
+        #: Number of these, since the last resume, whose noise would have been read.
+        self.bare = 0
         self._moves = MovesOutside()
         #: Of the first steps of a hand-written training: the last changes and gradient.
         self.last: tuple[Moves, FloatArray] | None = None
@@ -400,6 +402,7 @@ class ReleaseWatch(Kept):
         """
         self.late += not seen.at_cut
         self.raw += seen.raw
+        self.bare += seen.raw and not seen.at_cut
         if seen.moves is not None and noise_multiplier > 0:
             self._moves.update(seen.moves, sums / noise_multiplier)
             if not seen.at_cut and self._moves.is_new:

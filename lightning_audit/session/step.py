@@ -411,6 +411,7 @@ class AuditSession:
 
     def _clip(self) -> None:
         """Insert the canaries just before clipping, if the step was not announced."""
+        self.step.look_at_gradient()
         several, final = self._ranks.several, self.step.final_step_of_batch()
         announced, self._part_announced = self._part_announced, False
         if final or not (announced or self.stage is State.IN):
@@ -989,4 +990,4 @@ def tap_of(step: DPSGDStep, coordinates: Coordinates, *, cut_known: bool = False
     """Return the reader of an optimizer's gradients; arguments as for `UpdateTap`."""
     if isinstance(step, ManualStep):
         return UpdateTap(step.inner, step.params, coordinates.by_tensor, cut_known=cut_known)
-    return GradientTap(step.inner, step.params, coordinates.by_tensor)
+    return GradientTap(step.inner, step.params, coordinates.by_tensor, step.note_backward)

@@ -499,6 +499,13 @@ OF_THE_TRAINING = (
         named="no_dp",
     ),
     Fault(
+        "optimizer_not_handed_over",
+        "an optimizer that the audit is not given trains a part of the network",
+        "loops with several optimizers; Opacus' `dcgan.py`",
+        training=trainings.OptimizerOfItsOwn,
+        named="no_dp",
+    ),
+    Fault(
         "backward_after_noise",
         "a second loss runs backward after noise was added, and the update uses its gradient",
         "regularizers and auxiliary losses with their own backward pass",
@@ -506,6 +513,12 @@ OF_THE_TRAINING = (
         named="gradient_replaced",
         # Lightning counts no step of an inner optimizer.
         trainer={"max_epochs": 1, "limit_train_batches": 20},
+    ),
+    Fault(
+        "ghost_clipping_without_its_loss",
+        "ghost mode, and the loss that runs backward is not that of the criterion of make_private",
+        "`outputs.loss` of Hugging Face",
+        training=trainings.GhostOfAnotherLoss,
     ),
     Fault(
         "norm_not_passed_on",

@@ -160,6 +160,19 @@ class PlainBeside(Training):
             optimizer.step()
 
 
+class OptimizerOfItsOwn(PlainBeside):
+    """The head's optimizer is none of those that `configure_optimizers` returns."""
+
+    def configure_optimizers(self) -> Any:
+        """Return the private optimizer alone."""
+        private, self.__dict__["own"] = super().configure_optimizers()
+        return private
+
+    def optimizers(self) -> Any:
+        """Return both."""
+        return [super().optimizers(), self.__dict__["own"]]  # type: ignore[misc]
+
+
 class SplitBatches(Training):
     """Each batch is split into four parts, with one noisy step for all of them."""
 
@@ -512,6 +525,12 @@ class Ghost(Configured):
         """Return the loss, whose backward pass clips."""
         x, y = batch
         return {"loss": self.__dict__["criterion"](self.forward(x), y)}
+
+
+class GhostOfAnotherLoss(Ghost):
+    """Ghost clipping, and the loss that runs backward is not that of its criterion."""
+
+    training_step = Training.training_step
 
 
 class NormNotPassedOn(Ghost):

@@ -305,7 +305,7 @@ def test_a_hidden_optimizer_on_raw_gradients_is_named(tmp_path):
     report = audited(tmp_path, OwnOptimizer(), claim=None)
     assert report.verdict.faults[0].name == "no_dp"
     (found,) = [check for check in report.checks if check.name == "no_dp"]
-    assert "RMSprop, which is none of the training's optimizers" in found.message
+    assert found.message.startswith("RMSprop took ")
 
 
 def test_a_hidden_optimizer_on_releases_is_no_finding(tmp_path):

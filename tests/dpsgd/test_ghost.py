@@ -155,7 +155,7 @@ def test_a_backward_pass_that_never_ran_leaves_the_module_as_it_was():
 def test_another_loss_and_a_late_injection_are_said():
     step, _, _ = ghost()
     assert "{'loss': loss}" in step.obstacle(Backward(torch.zeros(())))
-    with pytest.raises(ValueError, match="clipped before a canary"):
+    with pytest.raises(ValueError, match="was not announced"):
         step.copy_in(directions_over(step), 1000 * C)
 
 
