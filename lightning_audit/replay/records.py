@@ -31,7 +31,13 @@ from torch.utils import _pytree
 
 from lightning_audit.canaries.inputs import copies, leaves, rows, taken
 from lightning_audit.checks.replay import Answer
-from lightning_audit.checks.replay_findings import NO_RECORD, NOT_SHOWN, Finding
+from lightning_audit.checks.replay_findings import (
+    ACCUMULATED,
+    NO_RECORD,
+    NOT_SHOWN,
+    OTHER_ROWS,
+    Finding,
+)
 from lightning_audit.replay.releases import hidden_by_noise, on_a_lattice, rounding, too_coarse
 from lightning_audit.replay.step_replay import (
     Replay,
@@ -307,6 +313,8 @@ def hands_all_over(replay: StepReplay, batch: Any, seed: int) -> bool:
 _ENTRIES, _LEAST_ENTRIES = 10_000_000, 1000
 #: Further seeds under which both batches of a finding must draw the same number of random numbers.
 _SEEDS, _APART = 4, 5_915_587
+#: Other records among which a record is replayed until two draw the same number.
+_CANDIDATES = 8
 
 _NO_NUMBERS = "the gradients of the batch are zero or not finite"
 _NOT_REPEATABLE = "the step gives other gradients when it runs again"
@@ -329,16 +337,16 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
     # The gradient of an ignored record is zero among any others.
     alone, mixed, count = copies(taken(batch, [kept, *range(1, rows(batch))]))
 
-    def pair(seed: int) -> tuple[Replay, Replay]:
-        copied, among = (replay.run([each], seed, keep=keep) for each in (alone, mixed))
-        return copied, among
+    def pair(seed: int) -> list[Replay]:
+        return [replay.run([each], seed, keep=keep) for each in (alone, mixed)]
 
     first, second = pair(seed)
     if first.error or second.error:
         return Answer(reason=first.error or second.error)
     made = first.rows
     if not made or made % rows(batch) or second.rows != made:
-        return Answer(reason="the step does not form one per-sample gradient per record")
+        none = "" if made else why_no_rows(first, made, by_opacus=replay.clips_by_opacus)
+        return Answer(reason=none or OTHER_ROWS)
     same = count * made // rows(batch)
     change = largest_change(_together(first), _together(second), same)
     if change is not None and change > tolerated:  # the step may have sorted its rows
@@ -682,7 +690,7 @@ def examine_factors(
     base = replay.usual(batches, seed)
     reason = why_no_rows(base, count, by_opacus=replay.clips_by_opacus)
     if reason or len(batches) > 1 or replay.skips:
-        return Answer(reason=reason or "the gradients of several batches are accumulated")
+        return Answer(reason=reason or ACCUMULATED)
     if size < count + _FEW_ROWS:
         return Answer(reason="a gradient has fewer entries than the batch has records")
     none = torch.zeros(1, size)
