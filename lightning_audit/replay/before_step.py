@@ -375,7 +375,7 @@ class _Test:
             return None
         befores = [(part * count)[:count] for part in parts]
         first, second = (records.batch([one] * count, self._seed, after) for after in befores)
-        kept = range(count)
+        kept = list(range(count))
         if _same(first.batch, second.batch):
             return None
         place = records.place(first, second, kept, count)

@@ -313,12 +313,16 @@ def hands_all_over(replay: StepReplay, batch: Any, seed: int) -> bool:
 _ENTRIES, _LEAST_ENTRIES = 10_000_000, 1000
 #: Further seeds under which both batches of a finding must draw the same number of random numbers.
 _SEEDS, _APART = 4, 5_915_587
-#: Other records among which a record is replayed until two draw the same number.
-_CANDIDATES = 8
+#: Other records among which a record is replayed until two draw the same number, and the least mean
+#: cosine of the differences under those seeds.
+_CANDIDATES, _COMMON = 8, 0.4
 
 _NO_NUMBERS = "the gradients of the batch are zero or not finite"
 _NOT_REPEATABLE = "the step gives other gradients when it runs again"
-_DRAWS = "the number of random draws depends on the data, so that replays are not comparable"
+_DRAWS = (
+    "the number of random draws depends on the data, so that replays are not comparable; draw as "
+    "many numbers for each record"
+)
 
 
 def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed: int) -> Answer:
@@ -348,9 +352,7 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
         none = "" if made else why_no_rows(first, made, by_opacus=replay.clips_by_opacus)
         return Answer(reason=none or OTHER_ROWS)
     same = count * made // rows(batch)
-    change = largest_change(_together(first), _together(second), same)
-    if change is not None and change > tolerated:  # the step may have sorted its rows
-        change = largest_change(_together(first), _together(second), same, sorted_rows=True)
+    change = _change(first, second, same, tolerated)
     if change is None:
         return Answer(reason=_NO_NUMBERS)
     if change <= tolerated:
@@ -359,12 +361,60 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
     # Data-dependent numbers of draws may agree by chance, but not under each of several seeds.
     for one, other in ((first, second), *(pair(seed + n * _APART) for n in range(1, 1 + _SEEDS))):
         if one.drawn is None or one.drawn != other.drawn:
-            return Answer(reason=_DRAWS)
+            return _among_alike(replay, batch, kept, tolerated, seed, keep)
     again = replay.run([mixed], seed, keep=keep)
     unsteady = largest_change(_together(second), _together(again), made)
     if unsteady is None or unsteady > tolerated / 10:
         return Answer(reason=_NOT_REPEATABLE)
     return Answer(1, (Finding("a record among others", change, tolerated),))
+
+
+def _among_alike(
+    replay: StepReplay, batch: Any, kept: int, tolerated: float, seed: int, keep: int
+) -> Answer:
+    """Compare a record among copies of one other record, and of another that draws as many numbers.
+
+    The same numbers may still reach other entries. Then differences are noise, of other directions
+    under other seeds.
+    """
+    size = rows(batch)
+    places = [row for row in range(size) if row.bit_count() % 2]
+    others = random.Random(seed).sample([row for row in range(size) if row != kept], size - 1)
+    replay.allow(_CANDIDATES + 2 * (1 + _SEEDS))
+    seen: dict[int | None, Any] = {}
+    for other in others[:_CANDIDATES]:
+        mixed = taken(batch, [kept if row in places else other for row in range(size)])
+        drawn = replay.run([mixed], seed, keep=keep).drawn
+        if drawn is not None and drawn in seen:
+            break
+        seen[drawn] = mixed
+    else:
+        return Answer(reason=_DRAWS)
+    gaps, changes = list[torch.Tensor](), list[float]()
+    for number in range(1 + _SEEDS):
+        one, two = (
+            replay.run([each], seed + number * _APART, keep=keep) for each in (seen[drawn], mixed)
+        )
+        if one.error or two.error or one.drawn != two.drawn or one.rows != two.rows or not one.rows:
+            return Answer(reason=_DRAWS)
+        change = _change(one, two, len(places) * one.rows // size, tolerated)
+        if change is None or change <= tolerated:
+            return Answer(reason=_NO_NUMBERS) if change is None else Answer(asked=1)
+        gap = (_together(one) - _together(two)).reshape(size, -1)[places].flatten()
+        gaps.append(gap / gap.norm().clamp(min=1e-30))
+        changes.append(change)
+    alike = float(torch.stack(gaps).sum(0).square().sum()) / len(gaps) - 1.0
+    if alike < _COMMON * _SEEDS:
+        return Answer(reason=_DRAWS)
+    return Answer(1, (Finding("a record among others", min(changes), tolerated),))
+
+
+def _change(one: Replay, other: Replay, same: int, tolerated: float) -> float | None:
+    """Return `largest_change` of two replays, in any order of rows if it is too large in theirs."""
+    change = largest_change(_together(one), _together(other), same)
+    if change is not None and change > tolerated:  # the step may have sorted its rows
+        change = largest_change(_together(one), _together(other), same, sorted_rows=True)
+    return change
 
 
 def _together(found: Replay) -> torch.Tensor:

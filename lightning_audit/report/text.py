@@ -657,7 +657,7 @@ def _not_examined(report: AuditReport, lines: int) -> str:
     """Return which checks did not run, in at most ``lines`` lines if that is possible."""
     left = [check for check in report.checks if check.status == "not_run"]
     names = list(dict.fromkeys(lower(title_of(check.name)) for check in left))
-    before = [str(check.evidence["before"]) for check in report.checks if "before" in check.evidence]
+    before = [str(c.evidence["before"]) for c in report.checks if "before" in c.evidence]
     names += ["what is before the step"] * bool(before)
     if not names:
         return "no check was left out" if report.checks else "everything"
