@@ -132,6 +132,7 @@ REPLAY_SENSITIVITY = Check(
     wrong=lambda seen: seen["findings"] > 0,
     blocks=unanswered,
     private=True,
+    public=("message",),
     fine="no record that was left out, put in or replaced moves the release by more than clipping "
     "allows",
     faults=(
@@ -164,6 +165,7 @@ REPLAY_CLIPPING = Check(
     wrong=lambda seen: seen["findings"] > 0,
     blocks=unanswered,
     private=True,
+    public=("message",),
     fine="no crafted gradient adds more than the clipping norm",
     faults=(
         *OF_CLIPPING,
@@ -195,7 +197,7 @@ REPLAY_RELEASE = Check(
     wrong=lambda seen: seen["findings"] > 0,
     blocks=unanswered,
     private=True,
-    public=("parameters",),  # names, of a violation alone
+    public=("parameters", "message"),  # names, of a violation alone
     fine="after the same release the training continues the same with a record and without it",
     faults=(
         dataclasses.replace(_DIVIDED, rank=0.51),
@@ -502,7 +504,7 @@ COUPLING = Check(
     wrong=lambda seen: seen["step"] is not None,
     blocks=unanswered,
     private=True,
-    public=("before", "met_in"),
+    public=("before", "met_in", "message"),
     fine="no record's gradient depended on the others in its batch",
     faults=(
         FaultRule(

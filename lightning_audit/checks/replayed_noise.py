@@ -504,6 +504,7 @@ REPLAY_NOISE = Check(
     always=True,
     blocks=unanswered,
     private=True,
+    public=("message",),
     fine="the noise of replayed steps is as claimed at every entry",
     # A fault that a check of the steps can show as well has the same name there.
     faults=(

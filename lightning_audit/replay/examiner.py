@@ -80,6 +80,7 @@ LEAST_RECORDS = 3
 #: Reasons why a step is not examined.
 CANNOT_REPLAY = "the step cannot be replayed"
 NO_STEP = "the batch makes no step"
+_UNKNOWN = "a batch needs tensors with the records first, in tuples, lists or dicts, and no other"
 NOT_REPEATED = (
     "the step, repeated from the same state, gives other bits: it keeps state that a replay cannot "
     "restore, draws random numbers that cannot be seeded, or is not deterministic"
@@ -385,8 +386,8 @@ def _unfit(asked: Asked) -> Answer:
     """Answer why no question can be tested on such a step."""
     try:
         most = max(map(rows, asked.batches), default=0)
-    except ValueError as error:
-        return Answer(reason=str(error))
+    except ValueError:  # whose text may hold sizes
+        return Answer(reason=_UNKNOWN)
     if most < LEAST_RECORDS:
         return Answer(reason=TOO_SMALL)
     base, reason = asked.replay.usual(asked.batches, asked.seed), ""
@@ -395,7 +396,7 @@ def _unfit(asked: Asked) -> Answer:
     elif not base.releases:
         reason = NO_STEP
     elif len(base.releases) > 1:
-        reason = f"the batch makes {len(base.releases)} steps"
+        reason = "the batch makes several steps"
     elif not base.sure:
         reason = NOT_SHOWN
     elif not base.is_finite:

@@ -440,7 +440,7 @@ class TrainingState:
         with torch.no_grad():
             for tensor, value in self._tensors:
                 if tensor.shape != value.shape:  # so have all tensors that share its memory
-                    self._lose(f"a tensor of shape {tuple(value.shape)} has another shape now")
+                    self._lose("a tensor has another shape now")
                 elif not same_bits(tensor, value):
                     tensor.copy_(value)
         failed: Exception | None = None
