@@ -69,7 +69,6 @@ IN_PARTS = "the batch is clipped in several parts"
 ACCUMULATED = "the gradients of several batches are accumulated"
 ADAPTS = "the clipping norm adapts to counts that are not part of the release"
 TOO_COARSE = "rounding of the released sum hides what one record adds"
-NO_NOISE = "no noise is claimed"
 #: Reason if no step was examined at all.
 NOT_EXAMINED = "no step was examined"
 #: Why a test was not run that one of the next steps may run.
@@ -107,12 +106,8 @@ OTHER_ROWS = "the number of clipped gradients per record is not one"
 
 #: The message of a check by replay that was not run.
 NOT_ASKED = "not asked: {}"
-_LASTING = frozenset(
-    NOT_ASKED.format(reason)
-    for reason in (
-        *(OFF, RANKS, SEVERAL, TOO_SMALL, NO_ROOM, NO_ROWS, IN_PARTS, ACCUMULATED, ADAPTS),
-        *(TOO_COARSE, NO_NOISE),
-    )
+_LASTING = (
+    *(OFF, RANKS, SEVERAL, TOO_SMALL, NO_ROOM, NO_ROWS, IN_PARTS, ACCUMULATED, ADAPTS, TOO_COARSE),
 )
 #: What to do about a reason that prevents a pass, as every other one does.
 _TO_DO = {
@@ -142,7 +137,7 @@ _TO_DO = {
 
 def unanswered(check: CheckResult) -> str:
     """Return what prevents a pass if a test was not run that could have run."""
-    if check.status != "not_run" or check.message in _LASTING:
+    if check.status != "not_run" or check.message in map(NOT_ASKED.format, _LASTING):
         return ""
     known = (what for reason, what in _TO_DO.items() if check.message == NOT_ASKED.format(reason))
     return f"{check.name}: {next(known, f'{check.message}{_ELSE}')}"

@@ -37,7 +37,7 @@ from lightning_audit.checks.replay_findings import Finding
 from lightning_audit.files import nearby
 from lightning_audit.hooks.boundary import raised_in_audit
 from lightning_audit.hooks.sampler_tap import unwatched
-from lightning_audit.replay.records import Judged, judge, largest_change
+from lightning_audit.replay.records import Judged, change_between, judge
 from lightning_audit.replay.step_replay import Replay, StepReplay, Stopped, equal_releases
 from lightning_audit.replay.training_state import CannotKeep, DataState
 
@@ -370,12 +370,11 @@ class _Test:
 
     def _after_others(self, one: int, others: list[int], count: int) -> Answer | None:
         """Return what was found about a record in the batch after others; None if it is alone."""
-        records, parts = self._records, (others[::2], others[1::2])
-        if not all(parts):
+        records, kept = self._records, list(range(count))
+        if len(others) < 2:
             return None
-        befores = [(part * count)[:count] for part in parts]
-        first, second = (records.batch([one] * count, self._seed, after) for after in befores)
-        kept = list(range(count))
+        earlier = [(part * count)[:count] for part in (others[::2], others[1::2])]
+        first, second = (records.batch([one] * count, self._seed, after) for after in earlier)
         if _same(first.batch, second.batch):
             return None
         place = records.place(first, second, kept, count)
@@ -400,11 +399,7 @@ class _Test:
         if not one.rows or one.rows % size or other.rows != one.rows:
             return None
         same = len(kept) * one.rows // len(mixed.items)
-        gradients = torch.cat(one.gradients), torch.cat(other.gradients)
-        change = largest_change(*gradients, same)
-        if change is not None and change > self._tolerated:
-            change = largest_change(*gradients, same, sorted_rows=True)
-        return change
+        return change_between(one, other, same, self._tolerated)
 
     def _without(self, one: int, other: int, count: int) -> Judged:
         """Replay copies of one record with the extreme one as the last, and without it."""

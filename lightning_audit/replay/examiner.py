@@ -432,10 +432,7 @@ _WAIT = 16
 #: An examination sets generators that all threads share.
 _ONE_AT_A_TIME = threading.Lock()
 _ANOTHER = "another examination is under way in this process; train more steps"
-_THREAD = (
-    "thread {thread!r} of this process computes with torch or NumPy at the same time; let it wait "
-    "or end, and train more steps"
-)
+_THREAD = "thread {thread!r} of this process computes with torch or NumPy; let it wait, or end it"
 #: Reasons for which no step of a training answers a question.
 _LASTING = (NO_ROOM, NO_ROWS)
 _MOVED = (

@@ -107,9 +107,8 @@ def in_a_fork(work: Callable[[Beat], Result], patience: float, first: float = 0.
                 raise CannotSeparate(value)
             if last == _FAILED:
                 raise FailedElsewhere(*value)
-        held = "; another thread may hold a lock that the step needs"
-        alone = threading.active_count() == 1
-        raise Stalled(f"no replay ended within {limit:.0f} s{'' if alone else held}")
+        held = "; another thread may hold a lock that it needs" * (threading.active_count() > 1)
+        raise Stalled(f"no replay ended within {limit:.0f} s{held}")
     except EOFError:
         ended = True
     finally:

@@ -17,7 +17,7 @@ import torch
 
 from lightning_audit.canaries.inputs import rows
 from lightning_audit.checks.replay import Answer
-from lightning_audit.checks.replay_findings import NO_NOISE, NOISE_ON_WEIGHTS, SEEDED
+from lightning_audit.checks.replay_findings import NOISE_ON_WEIGHTS, SEEDED
 from lightning_audit.checks.replayed_noise import (
     CERTAIN,
     EARLIER,
@@ -205,7 +205,7 @@ def examine_noise(replay: StepReplay, batch: Any, seed: int) -> Answer:
     """
     sigma = replay.noise_multiplier
     if not sigma > 0.0:
-        return Answer(reason=NO_NOISE)
+        return Answer(reason="no noise is claimed")
     count = rows(batch)
     usual = replay.usual([batch], seed)
     if reason := why_no_rows(usual, count, by_opacus=replay.clips_by_opacus):

@@ -319,10 +319,7 @@ _CANDIDATES, _COMMON = 8, 0.4
 
 _NO_NUMBERS = "the gradients of the batch are zero or not finite"
 _NOT_REPEATABLE = "the step gives other gradients when it runs again"
-_DRAWS = (
-    "the number of random draws depends on the data, so that replays are not comparable; draw as "
-    "many numbers for each record"
-)
+_DRAWS = "how many random numbers the step draws depends on the data; draw as many for each record"
 
 
 def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed: int) -> Answer:
@@ -357,7 +354,7 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
         none = "" if made else why_no_rows(first, made, by_opacus=replay.clips_by_opacus)
         return Answer(reason=none or OTHER_ROWS)
     same = count * made // rows(batch)
-    change = _change(first, second, same, tolerated)
+    change = change_between(first, second, same, tolerated)
     if change is None:
         return Answer(reason=_NO_NUMBERS)
     if change <= tolerated:
@@ -395,27 +392,32 @@ def _among_alike(
         seen[drawn] = mixed
     else:
         return Answer(reason=_DRAWS)
-    gaps, changes = list[torch.Tensor](), list[float]()
+    gaps: list[torch.Tensor] = []
     for number in range(1 + _SEEDS):
         one, two = (
             replay.run([each], seed + number * _APART, keep=keep) for each in (seen[drawn], mixed)
         )
-        if one.error or two.error or one.drawn != two.drawn or one.rows != two.rows or not one.rows:
+        if one.error or two.error or one.drawn != two.drawn or not one.rows == two.rows > 0:
             return Answer(reason=_DRAWS)
-        change = _change(one, two, len(places) * one.rows // size, tolerated)
+        change = change_between(one, two, len(places) * one.rows // size, tolerated)
         if change is None or change <= tolerated:
             return Answer(reason=_NO_NUMBERS) if change is None else Answer(asked=1)
         gap = (_together(one) - _together(two)).reshape(size, -1)[places].flatten()
         gaps.append(gap / gap.norm().clamp(min=1e-30))
-        changes.append(change)
-    alike = float(torch.stack(gaps).sum(0).square().sum()) / len(gaps) - 1.0
-    if alike < _COMMON * _SEEDS:
+    if float(torch.stack(gaps).sum(0).square().sum()) / len(gaps) - 1.0 < _COMMON * _SEEDS:
         return Answer(reason=_DRAWS)
-    return Answer(1, (Finding("a record among others", min(changes), tolerated),))
+    return Answer(1, (Finding("a record among others", change or math.inf, tolerated),))
 
 
-def _change(one: Replay, other: Replay, same: int, tolerated: float) -> float | None:
-    """Return `largest_change` of two replays, in any order of rows if it is too large in theirs."""
+def change_between(one: Replay, other: Replay, same: int, tolerated: float) -> float | None:
+    """Return `largest_change` of the gradients of two replays, in any order if it is too large.
+
+    Args:
+        one: a replay of copies of one record.
+        other: a replay of a batch in which only some are copies.
+        same: number of rows of ``other`` that are the record's.
+        tolerated: change above which rows may be at other positions.
+    """
     change = largest_change(_together(one), _together(other), same)
     if change is not None and change > tolerated:  # the step may have sorted its rows
         change = largest_change(_together(one), _together(other), same, sorted_rows=True)

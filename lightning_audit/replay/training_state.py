@@ -637,14 +637,15 @@ class DataState(TrainingState):
             yield from self._keep_globals(sys.modules.get(item.__module__))
 
     def _keep_globals(self, module: types.ModuleType | None) -> Iterator[object]:
-        known = module is None or id(module) in self._known
-        kept = list(super()._keep_globals(module))
-        for value in () if known or id(module) not in self._known else vars(module).values():
-            if isinstance(value, torch.Tensor | np.ndarray) and value.nbytes <= _SMALL:
-                kept.append(value)
-            elif isinstance(value, dict | list | tuple) and len(value) <= _SHORT:
-                kept += value.values() if isinstance(value, dict) else value
-        yield from kept
+        new = id(module) not in self._known
+        yield from super()._keep_globals(module)
+        for value in list(vars(module).values()) if new and id(module) in self._known else ():
+            if isinstance(value, torch.Tensor | np.ndarray):
+                small = value.nbytes <= _SMALL
+            else:
+                small = isinstance(value, dict | list | tuple) and len(value) <= _SHORT
+            if small:
+                yield value
 
     def _keep_tensor(self, tensor: torch.Tensor) -> Iterator[object]:
         if self._fits(tensor.nbytes):
@@ -704,12 +705,11 @@ _LOOKS, _IN_A_ROW, _LOOK, _BUSY = 50, 3, 0.004, 0.0004
 #: Packages whose code locks and draws from generators that a replay needs.
 _COMPUTES = ("torch", "numpy")
 #: Modules whose threads are harmless, regardless of the code that they call, also in a bare
-#: ``run``; and those that load data, which is harmless to a fork.
+#: ``run``.
 _HARMLESS = (
     *("torch.utils.data._utils.pin_memory", "torch._inductor."),
     *("pytorch_lightning.callbacks.progress.", "lightning.pytorch.callbacks.progress."),
 )
-_LOADS = "torch.utils.data."
 
 
 def training_thread(*, forked: bool = False) -> str:
@@ -751,7 +751,7 @@ def _computes(frame: FrameType | None, *, forked: bool) -> bool:
         return False
     # A function written in C, such as `torch.normal`, has no frame: a bare ``run`` may call it.
     computes = frame.f_code.co_name == "run"
-    harmless = (*_HARMLESS, *[_LOADS] * forked)
+    harmless = (*_HARMLESS, *["torch.utils.data."] * forked)
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith(harmless):
             return False

@@ -146,7 +146,7 @@ def _locks(beat: Beat) -> None:
     ("lock", "work", "why"),
     [
         (logging._lock, lambda beat: None, "has held the lock of `logging`"),  # type: ignore[attr-defined]
-        (OWN, _locks, "another thread may hold a lock that the step needs"),
+        (OWN, _locks, "another thread may hold a lock that it needs"),
     ],
 )
 def test_a_lock_that_another_thread_holds_ends_the_wait_for_the_first_replay(lock, work, why):
