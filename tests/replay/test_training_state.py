@@ -94,9 +94,10 @@ def trains(event: threading.Event) -> None:
 
 def loads(event: threading.Event) -> None:
     loader: Any = torch.utils.data.DataLoader(range(10**6), batch_size=200)  # type: ignore[arg-type,var-annotated]
-    for _ in loader:
-        if event.is_set():
-            return
+    while True:
+        for _ in loader:
+            if event.is_set():
+                return
 
 
 def test_alone_no_other_thread_computes():

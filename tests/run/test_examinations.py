@@ -703,7 +703,7 @@ def test_an_examination_waits_for_another_one(tmp_path):
 def test_where_another_thread_draws_no_generator_is_put_back_and_nothing_more_is_asked(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(examiner, "training_thread", lambda: "")
+    monkeypatch.setattr(examiner, "training_thread", lambda **_: "")
     monkeypatch.setattr(examiner, "may_fork", lambda _: False)
     ended = threading.Event()
 
