@@ -27,6 +27,7 @@ from training_support import (
 )
 
 from lightning_audit import AuditReport, Examination, PrivacyAudit
+from lightning_audit.checks.replay_findings import NO_ROWS
 from lightning_audit.replay import examiner
 from lightning_audit.replay.records import (
     Judged,
