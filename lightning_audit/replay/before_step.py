@@ -41,9 +41,8 @@ from lightning_audit.replay.records import Judged, change_between, judge
 from lightning_audit.replay.step_replay import Replay, StepReplay, Stopped, equal_releases
 from lightning_audit.replay.training_state import CannotKeep, DataState
 
-#: Records of a made batch at least, different items of it at most, and records that are fetched for
-#: their sizes.
-_LEAST, _MOST, _SIZED = 3, 64, 48
+#: Records of a made batch at least, and different items of it at most.
+_LEAST, _MOST = 3, 64
 #: Kept entries over a batch's gradients, and per gradient at least.
 _ENTRIES, _COLUMNS = 10_000_000, 1000
 #: Fewest rows of a store of records, and most bytes of all stores whose rows are moved, and of the
