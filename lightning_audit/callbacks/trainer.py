@@ -452,8 +452,8 @@ class LightningStep:
         return ""
 
     def doubt(self, reason: str) -> str:
-        """Return nothing: the step that was run again is the user's."""
-        return ""
+        """Return the reason itself: the step that was run again is the user's."""
+        return reason
 
     def roots(self) -> list[object]:
         """Return the objects that a step may change, for `TrainingState`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_audit.checks.check import Check, FaultRule
 from lightning_audit.checks.noise import BATCH_NORMALISED
-from lightning_audit.checks.replay_findings import Finding, unanswered
+from lightning_audit.checks.replay_findings import NOT_ASKED, NOT_EXAMINED, Finding, unanswered
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE, NoiseLog, NoiseLook
 from lightning_audit.results.audit_report import CheckResult
 
@@ -132,6 +132,7 @@ REPLAY_SENSITIVITY = Check(
     wrong=lambda seen: seen["findings"] > 0,
     blocks=unanswered,
     private=True,
+    public=("message",),
     fine="no record that was left out, put in or replaced moves the release by more than clipping "
     "allows",
     faults=(
@@ -164,6 +165,7 @@ REPLAY_CLIPPING = Check(
     wrong=lambda seen: seen["findings"] > 0,
     blocks=unanswered,
     private=True,
+    public=("message",),
     fine="no crafted gradient adds more than the clipping norm",
     faults=(
         *OF_CLIPPING,
@@ -195,7 +197,7 @@ REPLAY_RELEASE = Check(
     wrong=lambda seen: seen["findings"] > 0,
     blocks=unanswered,
     private=True,
-    public=("parameters",),  # names, of a violation alone
+    public=("parameters", "message"),  # names, of a violation alone
     fine="after the same release the training continues the same with a record and without it",
     faults=(
         dataclasses.replace(_DIVIDED, rank=0.51),
@@ -243,8 +245,6 @@ REPLAY_RELEASE = Check(
 _WHOLE = 0.9
 #: Norms within this factor count as equal.
 _ALIKE = 1.5
-#: Reason if no step was examined at all.
-NOT_EXAMINED = "no step was examined"
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ class Answer:
     def describe(self) -> str:
         """Return the answer in one line."""
         if self.reason:
-            return f"not asked: {self.reason}"
+            return NOT_ASKED.format(self.reason)
         if not self.findings:
             return f"nothing found, {self.asked} asked"
         worst = max(self.findings, key=lambda finding: finding.size)
@@ -362,8 +362,6 @@ class ExaminationLog:
 
     steps: list[int] = field(default_factory=list)
     off: str = ""
-    #: What a PASS lacks because no step could be run again, or empty.
-    lacks: str = ""
     cost: dict[str, float] = field(default_factory=dict)
     #: Steps after which the state follows from their release alone.
     alone: list[int] = field(default_factory=list)
@@ -429,7 +427,7 @@ class ExaminationLog:
     def _result(self, name: str, told: _Told) -> CheckResult:
         check, words = _WORDS[name]
         if not told.asked:
-            return check.not_run(f"not asked: {told.reason or self.off or NOT_EXAMINED}")
+            return check.not_run(NOT_ASKED.format(told.reason or self.off or NOT_EXAMINED))
         finding = told.finding
         evidence: dict[str, Any] = {
             "examined": len(self.steps),
@@ -502,7 +500,7 @@ COUPLING = Check(
     wrong=lambda seen: seen["step"] is not None,
     blocks=unanswered,
     private=True,
-    public=("before", "met_in"),
+    public=("before", "met_in", "message"),
     fine="no record's gradient depended on the others in its batch",
     faults=(
         FaultRule(
@@ -572,7 +570,7 @@ class Coupling:
             off: why nothing is examined, or empty.
         """
         if not self.replays:
-            return COUPLING.not_run(f"not asked: {self.reason or off or NOT_EXAMINED}")
+            return COUPLING.not_run(NOT_ASKED.format(self.reason or off or NOT_EXAMINED))
         evidence: dict[str, Any] = {
             "replays": self.replays,
             "change": self.change,

@@ -58,6 +58,19 @@ class Finding:
 
 # --- Reasons for which a test by replay was not run, and what to do about them.
 
+#: Reasons that last although a training is correct, and the user's own choice: a pass names them.
+OFF = "examinations=0"
+RANKS = "several processes train, and a step is replayed in one only"
+SEVERAL = "several private optimizers step together"
+TOO_SMALL = "the batch is too small"
+NO_ROOM = "a replay does not fit into memory next to the training; a smaller batch would"
+NO_ROWS = "no per-sample gradients of a batch are formed"
+IN_PARTS = "the batch is clipped in several parts"
+ACCUMULATED = "the gradients of several batches are accumulated"
+ADAPTS = "the clipping norm adapts to counts that are not part of the release"
+TOO_COARSE = "rounding of the released sum hides what one record adds"
+#: Reason if no step was examined at all.
+NOT_EXAMINED = "no step was examined"
 #: Why a test was not run that one of the next steps may run.
 NONE_LEFT = "no replays were left for it; examinations=1 makes as many as it needs"
 #: Reasons that a change of the training's code would remove.
@@ -88,10 +101,17 @@ ONE_NUMBER = (
     "a step releases one number times a direction, as zeroth-order methods do, whose noise is not "
     "tested entry by entry"
 )
+_ELSE = "; fix this, or accept it by allow=, with the names of these checks"
 OTHER_ROWS = "the number of clipped gradients per record is not one"
 
-#: What to do about a reason that prevents a pass.
+#: The message of a check by replay that was not run.
+NOT_ASKED = "not asked: {}"
+_LASTING = (
+    *(OFF, RANKS, SEVERAL, TOO_SMALL, NO_ROOM, NO_ROWS, IN_PARTS, ACCUMULATED, ADAPTS, TOO_COARSE),
+)
+#: What to do about a reason that prevents a pass, as every other one does.
 _TO_DO = {
+    NOT_EXAMINED: f"{NOT_EXAMINED}; train more steps, or state examinations=1",
     NONE_LEFT: "not examined yet; train about 10 more steps, or state examinations=1, which "
     "examines everything at once",
     NOT_SHOWN: "not examined; a hand-written step must show the noisy gradient before it processes "
@@ -107,7 +127,7 @@ _TO_DO = {
     NO_RECORD: f"{NO_RECORD}; train on the records of the batch that the loader gives",
     NOT_CALLED: "not examined: call grads = lightning_audit.per_sample(grads, module=self) before "
     "clipping; if the step forms no per-sample gradients, state allow=['replay.clipping', "
-    "'replay.noise']",
+    "'replay.noise', 'coupling']",
     ONE_NUMBER: f"{ONE_NUMBER}; this mechanism is not audited: review how the number is clipped "
     "and noised",
     OTHER_ROWS: f"{OTHER_ROWS}; clip one gradient per record: views of a record that are clipped "
@@ -117,7 +137,7 @@ _TO_DO = {
 
 def unanswered(check: CheckResult) -> str:
     """Return what prevents a pass if a test was not run that could have run."""
-    if check.status != "not_run":
+    if check.status != "not_run" or check.message in map(NOT_ASKED.format, _LASTING):
         return ""
-    to_do = (to_do for reason, to_do in _TO_DO.items() if check.message.endswith(reason))
-    return next((f"{check.name}: {what}" for what in to_do), "")
+    known = (what for reason, what in _TO_DO.items() if check.message == NOT_ASKED.format(reason))
+    return f"{check.name}: {next(known, f'{check.message}{_ELSE}')}"

@@ -361,9 +361,9 @@ class LoopStep:
         return self._cannot("") if self.function is None and self._body is None else ""
 
     def doubt(self, reason: str) -> str:
-        """Return what a PASS lacks if a step from the source gave no answers for ``reason``."""
+        """Return why a step gave no answers; one from the source counts as not taken."""
         taken = self.function is not None or not reason.startswith(_NOT_TAKEN)
-        return "" if taken else self._cannot(f" ({reason})")
+        return reason if taken else self._cannot(f" ({reason})")
 
     def _cannot(self, why: str) -> str:
         loop = f"the body of the loop at {self._where}" if self._where else "the step"

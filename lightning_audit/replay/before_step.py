@@ -37,15 +37,16 @@ from lightning_audit.checks.replay_findings import Finding
 from lightning_audit.files import nearby
 from lightning_audit.hooks.boundary import raised_in_audit
 from lightning_audit.hooks.sampler_tap import unwatched
-from lightning_audit.replay.records import Judged, judge, largest_change
+from lightning_audit.replay.records import Judged, change_between, judge
 from lightning_audit.replay.step_replay import Replay, StepReplay, Stopped, equal_releases
 from lightning_audit.replay.training_state import CannotKeep, DataState
 
-#: Records of a made batch at least and at most, and records that are fetched for their sizes.
-_LEAST, _MOST, _SIZED = 3, 64, 48
+#: Records of a made batch at least, and different items of it at most.
+_LEAST, _MOST = 3, 64
 #: Kept entries over a batch's gradients, and per gradient at least.
 _ENTRIES, _COLUMNS = 10_000_000, 1000
-#: Fewest rows of a store of records, and most bytes of all stores whose rows are moved.
+#: Fewest rows of a store of records, and most bytes of all stores whose rows are moved, and of the
+#: items of a made batch with more than `_MOST` records.
 _ROWS, _BYTES = 32, 2**28
 #: Most rows that an item is found to be made of, and most containers searched for stores.
 _MADE_OF, _PARTS = 4, 8
@@ -53,8 +54,8 @@ _MADE_OF, _PARTS = 4, 8
 _ITEM, _COLLATE, _TRANSFER, _APART = 31, 1_000_003, 2_000_003, 5_915_587
 #: Seeds under which batches are compared before they count as equal.
 _SEEDS = 3
-#: Pairs that confirm a distance of two releases.
-_PAIRS = 8
+#: Pairs that confirm a distance of two releases, and the allowed distance in low precision.
+_PAIRS, _LOW = 8, 1.1
 
 _NO_NUMBERS = "the data set has no record numbers"
 _OTHER_BITS = "a record fetched twice with the same random numbers has other bits"
@@ -112,7 +113,10 @@ def examine_before_step(
     try:
         records = _Records(source, replay, copied=not forked)
         test = _Test(replay, records, batches, allowed, seed, by_release=not replaced)
-        answer = test.of_items() if forked else None
+        answer = None
+        if forked:
+            with contextlib.suppress(_NotAsked):  # an item has memory, which batches begin without
+                answer = test.of_items()
         return answer or test.of_batches()
     except _NotAsked as why:
         return Answer(before=str(why))
@@ -177,10 +181,28 @@ class _Records:
         with self._training.entropy:
             return self.data[key]
 
-    def batch(self, keys: Sequence[int], seed: int) -> _Made:
-        """Make a batch; the random numbers of an item depend on its place alone."""
+    def batch(self, keys: Sequence[int], seed: int, after: Sequence[int] = ()) -> _Made:
+        """Make a batch from the state that data and training had at first.
+
+        The random numbers of an item depend on its place alone. Of more than `_MOST` items, those
+        at the first places repeat.
+
+        Args:
+            keys: of the records.
+            seed: of all generators.
+            after: keys of a batch that is made before this one, whose state this one finds.
+        """
+        self._held.put_back()
+        if after:
+            self._make(after, seed)
+        made = self._make(keys, seed)
+        self._training.put_back()  # the hooks may change buffers
+        return made
+
+    def _make(self, keys: Sequence[int], seed: int) -> _Made:
         with self._training.entropy, self._training.counting(), torch.no_grad():
-            items, drawn = self._items(self.data, keys, seed)
+            items, drawn = self._items(self.data, keys[:_MOST], seed)
+            items = [items[place % len(items)] for place in range(len(keys))]
             self.seed(seed + _COLLATE)
             collated = self.collate(list(items))
             drawn.append(self._mark())
@@ -188,7 +210,6 @@ class _Records:
             self.seed(seed + _TRANSFER)
             batch = self._source.transfer(own)
             drawn.append(self._mark())
-        self._training.put_back()  # the hooks may change buffers
         return _Made(items, collated, batch, drawn)
 
     def _items(self, data: Any, keys: Sequence[int], seed: int) -> tuple[list[Any], list[int]]:
@@ -288,19 +309,22 @@ class _Test:
     def of_batches(self) -> Answer:
         """Compare copies of one record with the same copies among other records."""
         records = self._records
-        count = max(min(max(map(rows, self._batches)), _MOST), _LEAST)
-        pool = [self._random.randrange(records.size) for _ in range(max(_SIZED, count))]
+        pool = [self._random.randrange(records.size) for _ in range(_MOST)]
         sizes = {key: _extent(records.item(key, self._seed)) for key in dict.fromkeys(pool)}
+        most = max(_BYTES // (8 * max(sizes.values())), _MOST)
+        count = max(min(max(map(rows, self._batches)), most), _LEAST)
         ordered = sorted(sizes, key=lambda key: sizes[key])
         small, large = ordered[0], ordered[-1]
         for one, other in [(small, large), (large, small)][: 1 + (sizes[small] < sizes[large])]:
             others = iter([other, *pool])
-            # Which places are kept does not repeat: see `copies`.
-            keys = [next(others) if place.bit_count() % 2 else one for place in range(count)]
+            # Which of the first places are kept does not repeat: see `copies`.
+            keys = [next(others) if p.bit_count() % 2 else one for p in range(min(count, _MOST))]
+            keys = [keys[place % _MOST] for place in range(count)]
             kept = [place for place, key in enumerate(keys) if key == one]
             if len(kept) == count:
                 continue
             answer = self._among_others(one, keys, kept)
+            answer = answer or self._after_others(one, [key for key in sizes if key != one], count)
             if answer is not None:
                 return answer
         return Answer(before=records.chosen)
@@ -343,6 +367,23 @@ class _Test:
             return _found("a batch without a record, by", math.inf, 1.0, place)
         raise _NotAsked(_MET.format(place=place))
 
+    def _after_others(self, one: int, others: list[int], count: int) -> Answer | None:
+        """Return what was found about a record in the batch after others; None if it is alone."""
+        records, kept = self._records, list(range(count))
+        if len(others) < 2:
+            return None
+        earlier = [(part * count)[:count] for part in (others[::2], others[1::2])]
+        first, second = (records.batch([one] * count, self._seed, after) for after in earlier)
+        if _same(first.batch, second.batch):
+            return None
+        place = records.place(first, second, kept, count)
+        change = self._change(first, second, kept, self._seed)
+        if change is None:
+            raise _NotAsked(_MET.format(place=place))
+        if change <= self._tolerated:
+            return None
+        return _found("a record after other batches, by", change, self._tolerated, place)
+
     def _change(self, copies: _Made, mixed: _Made, kept: list[int], seed: int) -> float | None:
         """Return the largest relative change of the record's gradient; None if unknown."""
         size = rows(copies.batch)
@@ -357,14 +398,12 @@ class _Test:
         if not one.rows or one.rows % size or other.rows != one.rows:
             return None
         same = len(kept) * one.rows // len(mixed.items)
-        gradients = torch.cat(one.gradients), torch.cat(other.gradients)
-        change = largest_change(*gradients, same)
-        if change is not None and change > self._tolerated:
-            change = largest_change(*gradients, same, sorted_rows=True)
-        return change
+        return change_between(one, other, same, self._tolerated)
 
     def _without(self, one: int, other: int, count: int) -> Judged:
         """Replay copies of one record with the extreme one as the last, and without it."""
+        if self._far >= _LOW:  # rounding of a large sum in low precision is more than a record
+            count = min(count, _MOST)
         ordered = [one] * (count - 1) + [other]
         if not self._by_release:
             return Judged(failed=True)

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_audit.checks.replay_findings import NO_ROOM
+
 _log = logging.getLogger(__name__)
 
 # --- Kernels that give the same bits each time.
@@ -149,18 +151,6 @@ def is_coarse(device: torch.device) -> bool:
 # --- Threads of the backward pass.
 
 
-def is_autograds(thread: threading.Thread, frame: object) -> bool:
-    """Return whether a thread is one in which torch runs backward passes, idle now.
-
-    Python knows such a thread only if a hook in it has asked for its name, as logging does.
-
-    Args:
-        thread: the thread.
-        frame: its innermost frame of Python; None if it runs none.
-    """
-    return isinstance(thread, threading._DummyThread) and frame is None
-
-
 def in_autograds_thread() -> bool:
     """Return whether this code, in a replay, runs in a thread of torch's backward passes."""
     return isinstance(threading.current_thread(), threading._DummyThread)
@@ -203,9 +193,7 @@ def free_memory(device: torch.device) -> int:
     return 2**62
 
 
-#: Why a question is not tested.
 _FULL = re.compile(r"t allocate memory|backend out of memory|error: out of memory|ALLOC_FAILED")
-NO_ROOM = "a replay does not fit into memory next to the training; a smaller batch would"
 
 
 def no_room(error: BaseException) -> str:

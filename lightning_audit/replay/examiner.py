@@ -25,7 +25,16 @@ from lightning_audit.checks.replay import (
     Answer,
     tolerance_of,
 )
-from lightning_audit.checks.replay_findings import NONE_LEFT, NOT_SHOWN, SEEDED, Finding
+from lightning_audit.checks.replay_findings import (
+    ACCUMULATED,
+    NO_ROOM,
+    NO_ROWS,
+    NONE_LEFT,
+    NOT_SHOWN,
+    SEEDED,
+    TOO_SMALL,
+    Finding,
+)
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import raised_in_audit, undoing
@@ -36,8 +45,8 @@ from lightning_audit.replay.clipping import (
     examine_clipping,
     sensitivity_kind,
 )
-from lightning_audit.replay.device import NO_ROOM, clock, no_room
-from lightning_audit.replay.fork import CannotSeparate, ForkFailed, in_a_fork, may_fork
+from lightning_audit.replay.device import clock, no_room
+from lightning_audit.replay.fork import CannotSeparate, ForkFailed, Stalled, in_a_fork, may_fork
 from lightning_audit.replay.noise import SET, examine_noise
 from lightning_audit.replay.records import (
     examine_factors,
@@ -48,7 +57,6 @@ from lightning_audit.replay.records import (
 from lightning_audit.replay.release import examine_release
 from lightning_audit.replay.step_replay import (
     ANOTHER_DREW,
-    NO_ROWS,
     StepReplay,
     Stopped,
     TakenStep,
@@ -70,9 +78,9 @@ from lightning_audit.replay.training_state import (
 LEAST_RECORDS = 3
 
 #: Reasons why a step is not examined.
-TOO_SMALL = "the batch is too small"
 CANNOT_REPLAY = "the step cannot be replayed"
 NO_STEP = "the batch makes no step"
+_UNKNOWN = "a batch needs tensors with the records first, in tuples, lists or dicts, and no other"
 NOT_REPEATED = (
     "the step, repeated from the same state, gives other bits: it keeps state that a replay cannot "
     "restore, draws random numbers that cannot be seeded, or is not deterministic"
@@ -155,7 +163,7 @@ def _coupling(asked: Asked) -> Answer:
         return answer
     allowed = low, 1.0 + asked.tolerated
     before = examine_before_step(
-        *(asked.replay, asked.source, asked.batches, allowed, asked.seed),
+        *(asked.replay, asked.source, asked.whole or asked.batches, allowed, asked.seed),
         replaced=asked.replaced,
         forked=asked.forked,
     )
@@ -188,7 +196,7 @@ def _not_alone(asked: Asked) -> str:
     """Return why a physical batch cannot be replayed alone, or empty."""
     if len(asked.batches) == 1 or asked.replay.skips:
         return ""
-    return "the gradients of several batches are accumulated"
+    return ACCUMULATED
 
 
 #: The question of all records at once, which the check of single ones answers.
@@ -378,8 +386,8 @@ def _unfit(asked: Asked) -> Answer:
     """Answer why no question can be tested on such a step."""
     try:
         most = max(map(rows, asked.batches), default=0)
-    except ValueError as error:
-        return Answer(reason=str(error))
+    except ValueError:  # whose text may hold sizes
+        return Answer(reason=_UNKNOWN)
     if most < LEAST_RECORDS:
         return Answer(reason=TOO_SMALL)
     base, reason = asked.replay.usual(asked.batches, asked.seed), ""
@@ -388,7 +396,7 @@ def _unfit(asked: Asked) -> Answer:
     elif not base.releases:
         reason = NO_STEP
     elif len(base.releases) > 1:
-        reason = f"the batch makes {len(base.releases)} steps"
+        reason = "the batch makes several steps"
     elif not base.sure:
         reason = NOT_SHOWN
     elif not base.is_finite:
@@ -416,14 +424,15 @@ def _unsteady(asked: Asked) -> Answer:
 
 _log = logging.getLogger(__name__)
 _FULL_PRECISION = ("32-true", "64-true")
-#: Time limit of the replays: seconds, plus a multiple of the step's single-threaded seconds.
-_PATIENCE, _SLOWER = 60.0, 20.0
-#: Steps to wait while another thread may train.
+#: Time limit of a replay and of the first one, which a lock of another thread may stop: seconds,
+#: plus a multiple of the step's single-threaded seconds.
+_PATIENCE, _FIRST, _SLOWER = 60.0, 10.0, 20.0
+#: Least number of steps to wait while another thread may train.
 _WAIT = 16
 #: An examination sets generators that all threads share.
 _ONE_AT_A_TIME = threading.Lock()
-_ANOTHER = "another examination is under way in this process"
-_THREAD = "thread {thread!r} of this process may train or draw random numbers at the same time"
+_ANOTHER = "another examination is under way in this process; train more steps"
+_THREAD = "thread {thread!r} of this process computes with torch or NumPy; let it wait, or end it"
 #: Reasons for which no step of a training answers a question.
 _LASTING = (NO_ROOM, NO_ROWS)
 _MOVED = (
@@ -468,7 +477,7 @@ class UserStep(Protocol):
         """Whether the replays of a step run all of it, also what follows the update."""
 
     def doubt(self, reason: str) -> str:
-        """Return what a PASS lacks if no question was answered for ``reason``, or empty."""
+        """Return why no question is answered, given the reason that a replay gave."""
 
     def roots(self) -> list[object]:
         """Return the objects that a step may change."""
@@ -549,7 +558,6 @@ class Examined:
         logged: names of the values that ``training_step`` logs, each with whether it differed
             between replays, whose records differ.
         notes: for the report.
-        lacks: what a PASS lacks if no question is answered in the whole training, or empty.
         one_number: see `StepReplay.one_number`.
         whole: see `UserStep.whole`.
     """
@@ -563,7 +571,6 @@ class Examined:
     ends: bool = False
     logged: Mapping[str, bool] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    lacks: str = ""
     one_number: bool = False
     whole: bool = True
 
@@ -645,7 +652,7 @@ def examine_step(
     if not _ONE_AT_A_TIME.acquire(blocking=False):
         return replace(_none(names, _ANOTHER), waits=_WAIT)
     try:
-        if thread := training_thread():
+        if thread := training_thread(forked=may_fork(user.module.parameters())):
             return replace(_none(names, _THREAD.format(thread=thread)), waits=_WAIT)
         found = _examined(order, user.module.parameters())
         if before is not None and (again := found.asked_again):
@@ -659,7 +666,6 @@ def examine_step(
                 steps=found.steps + later.steps,
                 step_times=found.step_times + later.step_times,
                 ends=later.ends,
-                lacks=later.lacks,
                 whole=found.whole and later.whole,
             )
     finally:
@@ -670,14 +676,16 @@ def examine_step(
 def _examined(order: _Order, params: Iterable[torch.Tensor]) -> Examined:
     if not may_fork(params):
         return _here(order)
-    patience = _PATIENCE + _SLOWER * torch.get_num_threads() * order.taken.seconds
+    slow = _SLOWER * torch.get_num_threads() * order.taken.seconds
+    work = partial(_in_the_fork, replace(order, forked=True))
     try:
-        return in_a_fork(partial(_in_the_fork, replace(order, forked=True)), patience)
+        return in_a_fork(work, _PATIENCE + slow, _FIRST + slow)
     except CannotSeparate as error:
         _log.info("the step is replayed in the training's own process: %s", error)
         return _here(order)
     except ForkFailed as error:
-        return replace(_none(order.names, f"the step was not replayed: {error}"), ends=True)
+        ends = not isinstance(error, Stalled)
+        return replace(_none(order.names, f"the step was not replayed: {error}"), ends=ends)
 
 
 def _here(order: _Order) -> Examined:
@@ -734,7 +742,6 @@ def _answered(
     answers = ask(asked, names)
     logged = {name: len(values) > 1 for name, values in user.logged.items()}
     user.logged.clear()  # a later step may log another learning rate
-    lacks = _UNSTEADY.format(lacking="; ".join(replay.steady.lacking[:_NAMED]))
     notes = [f"the training is not as it was before the examination: {lost}" for lost in state.lost]
     notes += [f"{ANOTHER_DREW}: they were not restored"] * bool(replay.stopped)
     return Examined(
@@ -746,7 +753,6 @@ def _answered(
         ends=bool(replay.stopped),
         logged=logged,
         notes=tuple(notes),
-        lacks=lacks if any(a.reason == lacks for a in answers.values()) else "",
         one_number=replay.one_number,
         whole=user.whole,
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
 import mmap
 import os
 import pickle
@@ -19,6 +20,7 @@ import re
 import signal
 import stat
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, Pipe
@@ -41,11 +43,15 @@ class ForkFailed(Exception):
     """The forked process returned no result; the message says why."""
 
 
+class Stalled(ForkFailed):
+    """The forked process made no progress, or could not begin."""
+
+
 def may_fork(tensors: Iterable[torch.Tensor]) -> bool:
     """Return whether a fork of this process can train.
 
     It cannot on devices other than CPUs, or if the autograd engine may have started threads for
-    such devices. `other_threads` checks the process's other threads.
+    such devices. `training_thread` checks the process's other threads.
 
     Args:
         tensors: the trained tensors.
@@ -58,18 +64,24 @@ def may_fork(tensors: Iterable[torch.Tensor]) -> bool:
     )
 
 
-def in_a_fork(work: Callable[[Beat], Result], patience: float) -> Result:
+def in_a_fork(work: Callable[[Beat], Result], patience: float, first: float = 0.0) -> Result:
     """Return the result of ``work`` in a fork of this process.
 
     Args:
         work: gets a function that it must call regularly, and returns a picklable result.
         patience: largest number of seconds between two such calls.
+        first: largest number of seconds until the first one; 0 for ``patience``.
 
     Raises:
         CannotSeparate: the fork would share too much with this process; nothing was run.
         FailedElsewhere: ``work`` raised.
-        ForkFailed: the fork ended or was killed.
+        ForkFailed: the fork ended or was killed; `Stalled` if a later one may succeed.
     """
+    first = first or patience
+    if (lock := getattr(logging, "_lock", None)) is not None:  # a fork waits for it, forever
+        if not lock.acquire(timeout=first):
+            raise Stalled(f"another thread has held the lock of `logging` for {first:.0f} s")
+        lock.release()
     receiver, sender = Pipe(duplex=False)
     with warnings.catch_warnings():
         # The warning is about other threads, of OpenMP and of helpers; the fork uses neither.
@@ -86,7 +98,7 @@ def in_a_fork(work: Callable[[Beat], Result], patience: float) -> Result:
     sender.close()
     last, ended = "", False
     try:
-        while receiver.poll(patience):
+        while receiver.poll(limit := patience if last == _BEAT else first):
             last, value = pickle.loads(receiver.recv_bytes())
             if last == _DONE:
                 result: Result = value
@@ -95,7 +107,8 @@ def in_a_fork(work: Callable[[Beat], Result], patience: float) -> Result:
                 raise CannotSeparate(value)
             if last == _FAILED:
                 raise FailedElsewhere(*value)
-        raise ForkFailed(f"no replay ended within {patience:.0f} s")
+        held = "; another thread may hold a lock that it needs" * (threading.active_count() > 1)
+        raise Stalled(f"no replay ended within {limit:.0f} s{held}")
     except EOFError:
         ended = True
     finally:

@@ -31,7 +31,13 @@ from torch.utils import _pytree
 
 from lightning_audit.canaries.inputs import copies, leaves, rows, taken
 from lightning_audit.checks.replay import Answer
-from lightning_audit.checks.replay_findings import NO_RECORD, NOT_SHOWN, Finding
+from lightning_audit.checks.replay_findings import (
+    ACCUMULATED,
+    NO_RECORD,
+    NOT_SHOWN,
+    OTHER_ROWS,
+    Finding,
+)
 from lightning_audit.replay.releases import hidden_by_noise, on_a_lattice, rounding, too_coarse
 from lightning_audit.replay.step_replay import (
     Replay,
@@ -307,10 +313,13 @@ def hands_all_over(replay: StepReplay, batch: Any, seed: int) -> bool:
 _ENTRIES, _LEAST_ENTRIES = 10_000_000, 1000
 #: Further seeds under which both batches of a finding must draw the same number of random numbers.
 _SEEDS, _APART = 4, 5_915_587
+#: Other records among which a record is replayed until two draw the same number, and the least mean
+#: cosine of the differences under those seeds.
+_CANDIDATES, _COMMON = 8, 0.4
 
 _NO_NUMBERS = "the gradients of the batch are zero or not finite"
 _NOT_REPEATABLE = "the step gives other gradients when it runs again"
-_DRAWS = "the number of random draws depends on the data, so that replays are not comparable"
+_DRAWS = "how many random numbers the step draws depends on the data; draw as many for each record"
 
 
 def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed: int) -> Answer:
@@ -329,20 +338,23 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
     # The gradient of an ignored record is zero among any others.
     alone, mixed, count = copies(taken(batch, [kept, *range(1, rows(batch))]))
 
-    def pair(seed: int) -> tuple[Replay, Replay]:
-        copied, among = (replay.run([each], seed, keep=keep) for each in (alone, mixed))
-        return copied, among
+    def pair(seed: int) -> list[Replay]:
+        return [replay.run([each], seed, keep=keep) for each in (alone, mixed)]
 
     first, second = pair(seed)
+    if second.error:  # such as that of packed sequences: the copies must keep the batch's order
+        start, count = min(kept, rows(batch) // 2), rows(batch) - rows(batch) // 2
+        window = range(start, start + count)
+        mixed = taken(batch, [kept if row in window else row for row in range(rows(batch))])
+        second = replay.run([mixed], seed, keep=keep)
     if first.error or second.error:
         return Answer(reason=first.error or second.error)
     made = first.rows
     if not made or made % rows(batch) or second.rows != made:
-        return Answer(reason="the step does not form one per-sample gradient per record")
+        none = "" if made else why_no_rows(first, made, by_opacus=replay.clips_by_opacus)
+        return Answer(reason=none or OTHER_ROWS)
     same = count * made // rows(batch)
-    change = largest_change(_together(first), _together(second), same)
-    if change is not None and change > tolerated:  # the step may have sorted its rows
-        change = largest_change(_together(first), _together(second), same, sorted_rows=True)
+    change = change_between(first, second, same, tolerated)
     if change is None:
         return Answer(reason=_NO_NUMBERS)
     if change <= tolerated:
@@ -351,12 +363,65 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
     # Data-dependent numbers of draws may agree by chance, but not under each of several seeds.
     for one, other in ((first, second), *(pair(seed + n * _APART) for n in range(1, 1 + _SEEDS))):
         if one.drawn is None or one.drawn != other.drawn:
-            return Answer(reason=_DRAWS)
+            return _among_alike(replay, batch, kept, tolerated, seed, keep)
     again = replay.run([mixed], seed, keep=keep)
     unsteady = largest_change(_together(second), _together(again), made)
     if unsteady is None or unsteady > tolerated / 10:
         return Answer(reason=_NOT_REPEATABLE)
     return Answer(1, (Finding("a record among others", change, tolerated),))
+
+
+def _among_alike(
+    replay: StepReplay, batch: Any, kept: int, tolerated: float, seed: int, keep: int
+) -> Answer:
+    """Compare a record among copies of one other record, and of another that draws as many numbers.
+
+    The same numbers may still reach other entries. Then differences are noise, of other directions
+    under other seeds.
+    """
+    size = rows(batch)
+    places = [row for row in range(size) if row.bit_count() % 2]
+    others = random.Random(seed).sample([row for row in range(size) if row != kept], size - 1)
+    replay.allow(_CANDIDATES + 2 * (1 + _SEEDS))
+    seen: dict[int | None, Any] = {}
+    for other in others[:_CANDIDATES]:
+        mixed = taken(batch, [kept if row in places else other for row in range(size)])
+        drawn = replay.run([mixed], seed, keep=keep).drawn
+        if drawn is not None and drawn in seen:
+            break
+        seen[drawn] = mixed
+    else:
+        return Answer(reason=_DRAWS)
+    gaps: list[torch.Tensor] = []
+    for number in range(1 + _SEEDS):
+        one, two = (
+            replay.run([each], seed + number * _APART, keep=keep) for each in (seen[drawn], mixed)
+        )
+        if one.error or two.error or one.drawn != two.drawn or not one.rows == two.rows > 0:
+            return Answer(reason=_DRAWS)
+        change = change_between(one, two, len(places) * one.rows // size, tolerated)
+        if change is None or change <= tolerated:
+            return Answer(reason=_NO_NUMBERS) if change is None else Answer(asked=1)
+        gap = (_together(one) - _together(two)).reshape(size, -1)[places].flatten()
+        gaps.append(gap / gap.norm().clamp(min=1e-30))
+    if float(torch.stack(gaps).sum(0).square().sum()) / len(gaps) - 1.0 < _COMMON * _SEEDS:
+        return Answer(reason=_DRAWS)
+    return Answer(1, (Finding("a record among others", change or math.inf, tolerated),))
+
+
+def change_between(one: Replay, other: Replay, same: int, tolerated: float) -> float | None:
+    """Return `largest_change` of the gradients of two replays, in any order if it is too large.
+
+    Args:
+        one: a replay of copies of one record.
+        other: a replay of a batch in which only some are copies.
+        same: number of rows of ``other`` that are the record's.
+        tolerated: change above which rows may be at other positions.
+    """
+    change = largest_change(_together(one), _together(other), same)
+    if change is not None and change > tolerated:  # the step may have sorted its rows
+        change = largest_change(_together(one), _together(other), same, sorted_rows=True)
+    return change
 
 
 def _together(found: Replay) -> torch.Tensor:
@@ -682,7 +747,7 @@ def examine_factors(
     base = replay.usual(batches, seed)
     reason = why_no_rows(base, count, by_opacus=replay.clips_by_opacus)
     if reason or len(batches) > 1 or replay.skips:
-        return Answer(reason=reason or "the gradients of several batches are accumulated")
+        return Answer(reason=reason or ACCUMULATED)
     if size < count + _FEW_ROWS:
         return Answer(reason="a gradient has fewer entries than the batch has records")
     none = torch.zeros(1, size)

@@ -17,7 +17,7 @@ from torch.utils import _pytree
 
 from lightning_audit.canaries.inputs import leaves, rows, taken
 from lightning_audit.checks.replay import Answer
-from lightning_audit.checks.replay_findings import NOISED_BESIDE, OWN_MEMORY, Finding
+from lightning_audit.checks.replay_findings import ADAPTS, NOISED_BESIDE, OWN_MEMORY, Finding
 from lightning_audit.replay.records import SHIFTED, within_range
 from lightning_audit.replay.releases import hidden_by_noise
 from lightning_audit.replay.step_replay import (
@@ -61,7 +61,7 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
         records of the batch, or of its last part.
     """
     if replay.adapts:
-        return Answer(reason="the clipping norm adapts to counts that are not part of the release")
+        return Answer(reason=ADAPTS)
     base = replay.usual(batches, seed)
     first = replay.followed(batches, seed)
     if first.error:

@@ -14,6 +14,8 @@ from functools import reduce
 import torch
 from scipy import special
 
+from lightning_audit.checks.replay_findings import TOO_COARSE
+
 #: Number of entries that are held in double precision at once.
 _AT_ONCE = 2**22
 #: Smallest and largest number of entries in the test for a lattice. Among many more entries,
@@ -136,10 +138,7 @@ def too_coarse(rounding: float, tolerated: float) -> str:
         rounding: norm of the rounding of a difference, in units of the clipping norm.
         tolerated: tolerated excess of a sensitivity over 1.
     """
-    more = math.hypot(1.0, rounding) - 1.0
-    if more <= tolerated:
-        return ""
-    return f"rounding of the released sum alone adds {more:.2g} to a sensitivity of 1"
+    return "" if math.hypot(1.0, rounding) - 1.0 <= tolerated else TOO_COARSE
 
 
 def independent(one: torch.Tensor, other: torch.Tensor) -> bool:

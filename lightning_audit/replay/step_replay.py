@@ -26,7 +26,13 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree
 
 from lightning_audit.canaries.inputs import rows, taken
-from lightning_audit.checks.replay_findings import NONE_LEFT, NOT_CALLED, OTHER_ROWS
+from lightning_audit.checks.replay_findings import (
+    IN_PARTS,
+    NO_ROWS,
+    NONE_LEFT,
+    NOT_CALLED,
+    OTHER_ROWS,
+)
 from lightning_audit.dpsgd.adapters import divisor_at_cut, watch_cut
 from lightning_audit.dpsgd.hand_over import diverted
 from lightning_audit.dpsgd.opacus import private_optimizer
@@ -911,9 +917,6 @@ def shift_by_more_draws(
     return shift if shift > _LATTICE_RESOLUTION else min(shift, 1.0)
 
 
-#: Why a step has no gradients to replace.
-NO_ROWS = "no per-sample gradients of a batch are formed"
-
 # --- Replays of a step with crafted gradients instead of its records' gradients.
 
 
@@ -970,7 +973,7 @@ def why_no_rows(usual: Replay, count: int, *, by_opacus: bool) -> str:
     if usual.rows != count:
         return OTHER_ROWS
     if usual.parts > 1 and by_opacus:
-        return "the batch is clipped in several parts"
+        return IN_PARTS
     return ""
 
 

@@ -13,9 +13,9 @@ passes.** ``secrets``,
 the name under which ``random`` holds it.
 
 **Detect other threads of the process that may train while a step is replayed.** A replay seeds the
-global generators, and a fork keeps the locks that other threads hold. Both are harmless only if
-every other thread runs the standard library, or a package whose threads display, log or serve. Any
-other code may train.
+global generators, and a fork keeps the locks that other threads hold. Both are harmless while no
+other thread computes with torch or NumPy: its CPU time and its stack show it. A lock that a waiting
+thread holds can stop a fork, whose time limit then ends it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import math
 import operator
 import os
 import random
 import sys
 import threading
+import time
 import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -46,7 +49,6 @@ from lightning_audit.replay.device import (
     CountedDraws,
     free_memory,
     in_autograds_thread,
-    is_autograds,
     is_coarse,
 )
 
@@ -181,16 +183,18 @@ PutBack = Callable[[], None]
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 #: Types of values that only assignment to a name can change.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+#: Types of values of which assignment to a name of a module or class is restored.
+_ASSIGNED = (*_PLAIN, tuple, torch.Tensor, np.ndarray)
 
 
 def set_atoms(held: Mapping[str, Any], owner: object) -> PutBack:
-    """Return a function that restores the plain values of a module or a class.
+    """Return a function that restores the plain values and tensors of a module or a class.
 
     Args:
         held: the variables of the module or class.
         owner: the module or class.
     """
-    plain = {n: v for n, v in held.items() if isinstance(v, _PLAIN) and not n.startswith("__")}
+    plain = {n: v for n, v in held.items() if isinstance(v, _ASSIGNED) and not n.startswith("__")}
 
     def put_back() -> None:
         now = vars(owner)
@@ -362,6 +366,9 @@ def _discard(_: object) -> None:
 #: Bytes for tensors that neither are parameters nor belong to one.
 _BESIDE = 2**28
 
+#: Bytes of a tensor or an array of a data set that a fork restores, and of all of them.
+_SMALL, _ALL_SMALL = 2**20, 2**26
+
 #: Largest lengths of a global container and of a container in it that are saved.
 _LONG, _SHORT = 10_000, 100
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -449,7 +456,7 @@ class TrainingState:
         with torch.no_grad():
             for tensor, value in self._tensors:
                 if tensor.shape != value.shape:  # so have all tensors that share its memory
-                    self._lose(f"a tensor of shape {tuple(value.shape)} has another shape now")
+                    self._lose("a tensor has another shape now")
                 elif not same_bits(tensor, value):
                     tensor.copy_(value)
         failed: Exception | None = None
@@ -617,11 +624,11 @@ class TrainingState:
 
 
 class DataState(TrainingState):
-    """The state of a data set and of its collate function, such as generators and counters.
+    """The state of a data set and of its collate function: generators, counters, running means.
 
     Args:
         roots: data set and collate function.
-        copied: whether tensors and arrays are restored as well; not needed in a fork.
+        copied: whether large tensors and arrays are restored as well; not needed in a fork.
 
     Raises:
         CannotKeep: their copies would take more than 256 MiB, or they cannot be restored.
@@ -630,15 +637,38 @@ class DataState(TrainingState):
     _not_followed = _NOT_FOLLOWED
 
     def __init__(self, roots: Iterable[object], *, copied: bool) -> None:
-        self._copied = copied
+        self._copied, self._small = copied, _ALL_SMALL
         super().__init__(roots, room=_BESIDE, iterators=not copied)
 
+    def _fits(self, size: int) -> bool:
+        small = size <= min(_SMALL, self._small)
+        self._small -= size * small
+        return small or self._copied
+
+    def _keep(self, item: object) -> Iterator[object]:
+        yield from super()._keep(item)
+        if isinstance(item, types.FunctionType):  # it may hold the last batch
+            yield from self._keep_attributes(item)
+            yield from (*(item.__defaults__ or ()), *(item.__kwdefaults__ or {}).values())
+            yield from self._keep_globals(sys.modules.get(item.__module__))
+
+    def _keep_globals(self, module: types.ModuleType | None) -> Iterator[object]:
+        new = id(module) not in self._known
+        yield from super()._keep_globals(module)
+        for value in list(vars(module).values()) if new and id(module) in self._known else ():
+            if isinstance(value, torch.Tensor | np.ndarray):
+                small = value.nbytes <= _SMALL
+            else:
+                small = isinstance(value, dict | list | tuple) and len(value) <= _SHORT
+            if small:
+                yield value
+
     def _keep_tensor(self, tensor: torch.Tensor) -> Iterator[object]:
-        if self._copied:
+        if self._fits(tensor.nbytes):
             yield from super()._keep_tensor(tensor)
 
     def _keep_array(self, array: np.ndarray) -> None:
-        if self._copied:
+        if self._fits(array.nbytes):
             super()._keep_array(array)
 
     def _keep_container(self, held: Any) -> Iterator[object]:
@@ -685,53 +715,73 @@ def _is_foreign(module: str) -> bool:
 
 # --- Detect other threads of the process that may train while a step is replayed.
 
-#: The standard library, and packages whose threads neither train nor draw random numbers.
-_HARMLESS = sys.stdlib_module_names | frozenset(
-    (
-        *(
-            "lightning_audit",
-            "IPython",
-            "debugpy",
-            "ipykernel",
-            "pydevd",
-            "_pydev_bundle",
-            "_pydevd_bundle",
-        ),
-        *("rich", "tornado", "tqdm", "traitlets", "zmq", "execnet", "fsspec", "grpc", "ray"),
-        *("aim", "clearml", "codecarbon", "comet_ml", "mlflow", "neptune", "prometheus_client"),
-        *("sentry_sdk", "swanlab", "tensorboard", "tensorboardX", "wandb"),
-    )
+#: Looks at the other threads, of which some in a row must find none that computes; the seconds of
+#: a look, and the CPU seconds of a busy thread in them.
+_LOOKS, _IN_A_ROW, _LOOK, _BUSY = 50, 3, 0.004, 0.0004
+#: Packages whose code locks and draws from generators that a replay needs.
+_COMPUTES = ("torch", "numpy")
+#: Modules whose threads are harmless, regardless of the code that they call, also in a bare
+#: ``run``.
+_HARMLESS = (
+    *("torch.utils.data._utils.pin_memory", "torch._inductor."),
+    *("pytorch_lightning.callbacks.progress.", "lightning.pytorch.callbacks.progress."),
 )
-#: Modules of torch whose threads are harmless, regardless of the code that they call.
-_THREADS_OF_TORCH = ("torch.utils.data._utils.", "torch._inductor.")
-#: Modules of Lightning whose threads refresh a progress bar, also in a bare ``run``.
-_PROGRESS_BARS = ("pytorch_lightning.callbacks.progress.", "lightning.pytorch.callbacks.progress.")
 
 
-def training_thread() -> str:
-    """Return the name of another thread that may train; empty if there is none."""
-    frames = sys._current_frames()
-    for thread in threading.enumerate():
-        if thread is threading.current_thread() or thread.ident is None:
-            continue
-        frame = frames.get(thread.ident)
-        if not (is_autograds(thread, frame) or _is_helper(frame)):
-            return thread.name
-    return ""
+def training_thread(*, forked: bool = False) -> str:
+    """Return the name of another thread that computes with torch or NumPy; empty if none does.
+
+    A thread that waits does not count: it neither draws random numbers nor holds a lock of torch.
+
+    Args:
+        forked: whether the step will be replayed in a fork, in which no other thread runs; a
+            thread that loads data does not count then.
+    """
+    found: list[str] = []
+    for _ in range(_LOOKS):
+        others = [t for t in threading.enumerate() if t is not threading.current_thread()]
+        if not others or found[-_IN_A_ROW:] == [""] * _IN_A_ROW:
+            return ""
+        used = {thread: _cpu_seconds(thread, 0.0) for thread in others}
+        time.sleep(_LOOK)
+        frames = sys._current_frames()
+        busy = [t for t in others if _cpu_seconds(t, math.inf) - used[t] > _BUSY]
+        names = (t.name for t in busy if _computes(frames.get(t.ident or 0), forked=forked))
+        found.append(next(names, ""))
+    return next(filter(None, reversed(found)))
 
 
-def _is_helper(frame: FrameType | None) -> bool:
-    """Return whether a thread runs only harmless code, given its innermost frame."""
+def _cpu_seconds(thread: threading.Thread, otherwise: float) -> float:
+    """Return a thread's CPU time; another number while it waits for a CPU, or if it is unknown."""
+    with contextlib.suppress(OSError, AttributeError):  # not on Linux, or the thread has ended
+        task, clock = thread.native_id or 0, time.clock_gettime
+        if Path(f"/proc/self/task/{task}/stat").read_text().rpartition(")")[2].split()[0] == "S":
+            # Its clock by number: unlike `pthread_getcpuclockid` safe if the thread has ended.
+            return clock(~task << 3 | 6)
+    return otherwise
+
+
+def _computes(frame: FrameType | None, *, forked: bool) -> bool:
+    """Return whether a busy thread may compute with torch or NumPy, given its innermost frame."""
     if frame is None:
         return False
     # A function written in C, such as `torch.normal`, has no frame: a bare ``run`` may call it.
-    bare = frame.f_code.co_name == "run"
-    modules: list[str] = []
+    computes = frame.f_code.co_name == "run"
+    harmless = (*_HARMLESS, *["torch.utils.data."] * forked)
     while frame is not None:
-        modules.append(str(frame.f_globals.get("__name__")))
+        if str(frame.f_globals.get("__name__")).startswith(harmless):
+            return False
+        used = (*map(frame.f_globals.get, frame.f_code.co_names), *frame.f_locals.values())
+        computes = computes or any(map(_is_numeric, used))
         frame = frame.f_back
-    if bare:
-        return any(name.startswith(_PROGRESS_BARS) for name in modules)
-    packages = {name.partition(".")[0] for name in modules}
-    known = (*_THREADS_OF_TORCH, *_PROGRESS_BARS)
-    return packages <= _HARMLESS or any(name.startswith(known) for name in modules)
+    return computes
+
+
+def _is_numeric(used: object) -> bool:
+    """Return whether an object is a module, function, class or instance of torch or NumPy."""
+    if isinstance(used, types.ModuleType | types.FunctionType):
+        homes = [used.__name__, used.__module__ if callable(used) else ""]
+    else:
+        used = used.__self__ if isinstance(used, types.BuiltinFunctionType) else used
+        homes = [k.__module__ for k in (used if isinstance(used, type) else type(used)).__mro__]
+    return any(str(home).partition(".")[0] in _COMPUTES for home in homes)

@@ -657,9 +657,11 @@ def _not_examined(report: AuditReport, lines: int) -> str:
     """Return which checks did not run, in at most ``lines`` lines if that is possible."""
     left = [check for check in report.checks if check.status == "not_run"]
     names = list(dict.fromkeys(lower(title_of(check.name)) for check in left))
+    before = [str(c.evidence["before"]) for c in report.checks if "before" in c.evidence]
+    names += ["what is before the step"] * bool(before)
     if not names:
         return "no check was left out" if report.checks else "everything"
-    reasons = {check.message.partition(": ")[2] or check.message for check in left}
+    reasons = {check.message.partition(": ")[2] or check.message for check in left} | {*before}
     why = f" ({next(iter(reasons))})" if len(reasons) == 1 else ""
     for reason in (why, ""):
         for count in range(len(names), 0, -1):

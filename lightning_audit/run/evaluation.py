@@ -710,7 +710,7 @@ def _operating_points(monitors: Sequence[AuditMonitor]) -> tuple[OperatingPoint,
 
 def _other_blockers(facts: RunFacts, config: AuditConfig, complete: bool) -> list[str]:
     """Return the reasons against a pass that no check and no count covers."""
-    blockers = [*filter(None, [facts.resumed, facts.examined.lacks]), *facts.unwritten]
+    blockers = [*filter(None, [facts.resumed]), *facts.unwritten]
     if facts.break_off:
         blockers.append(facts.break_off)
     elif not complete:

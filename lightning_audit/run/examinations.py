@@ -16,7 +16,7 @@ from lightning_audit.checks.replay import (
     REPLAY_RELEASE,
     Answer,
 )
-from lightning_audit.checks.replay_findings import ONE_NUMBER
+from lightning_audit.checks.replay_findings import OFF, ONE_NUMBER, RANKS, SEVERAL
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.protocol import StepClaim
@@ -43,8 +43,6 @@ from lightning_audit.session.step import AuditSession
 _WAIT = 16
 #: How often a change of the noise, or a batch without a step, makes a question due at once.
 _HASTENED = 3
-_OFF = "examinations=0"
-_RANKS = "several processes train, and a step is replayed in one only"
 
 
 class Examinations:
@@ -72,7 +70,7 @@ class Examinations:
         self.watch: StepWatch | None = None
         wanted = 0 if ranks.several else config.examinations
         if not wanted:
-            self._log.off = _RANKS if ranks.several else _OFF
+            self._log.off = RANKS if ranks.several else OFF
         #: The training before that step; None if it was not kept.
         self._before: TrainingState | None = None
         #: Chooses the next step.
@@ -132,10 +130,10 @@ class Examinations:
             self._before = state_before(user) if first else None
 
     def _cannot(self) -> bool:
-        """Return whether the user's step cannot be run again, which a PASS lacks then."""
+        """Return whether the user's step cannot be run again, and note why."""
         obstacle = self._user.obstacle() if self._user is not None else ""
         if obstacle and not self._answered:
-            self._log.off = self._log.lacks = obstacle
+            self._log.off = obstacle
         return bool(obstacle)
 
     @property
@@ -199,12 +197,14 @@ class Examinations:
             self._log.one_number = True
         if found.waits:
             self._log.off = next((answer.reason for answer in answers.values()), "")
-            self.schedule.postpone(steps + found.waits - 1)
+            # While another thread computes, twice as many steps each time.
+            self.schedule.postpone(steps + max(found.waits - 1, steps * (found.waits > 1)))
             return
         self._log.off, self.whole = "", found.whole
         reasons = {answer.reason for answer in answers.values()}
         alike = len(reasons) == 1 and not self._answered
-        self._log.lacks = (found.lacks or user.doubt(reasons.pop())) if alike else ""
+        if alike and (reason := reasons.pop()):
+            answers = dict.fromkeys(answers, Answer(reason=user.doubt(reason)))
         self.schedule.note(
             steps,
             names,
@@ -263,7 +263,7 @@ class Examinations:
         """Return the session of the only private optimizer; None if there are several or none."""
         sessions = self._optimizers.sessions
         if len(sessions) > 1:
-            self._log.off = self._log.off or "several private optimizers step together"
+            self._log.off = self._log.off or SEVERAL
             self.schedule.end()
         return sessions[0] if len(sessions) == 1 else None
 

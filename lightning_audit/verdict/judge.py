@@ -28,6 +28,7 @@ from lightning_audit.checks.replay import (
     REPLAY_RELEASE,
     REPLAY_SENSITIVITY,
 )
+from lightning_audit.checks.replay_findings import unanswered
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.checks.update import NO_DP, no_dp_result
 from lightning_audit.files import as_type
@@ -296,9 +297,13 @@ def blockers_of_run(
             else "the sample rate is unknown, so the claimed epsilon cannot be checked; state it "
             "as PrivacyAudit(claim=PrivacyClaim(sample_rate=...)) or attach an accountant"
         )
+    found: dict[str, list[str]] = {}
     for name, known in REGISTRY.items():
         if known.blocks is not None and name not in settings.allow:
-            blockers += filter(None, map(known.blocks, (c for c in checks if c.name == name)))
+            for text in filter(None, map(known.blocks, (c for c in checks if c.name == name))):
+                why = text.removeprefix(f"{name}: ")
+                found.setdefault(why, []).extend([name] * (why != text))
+    blockers += [f"{', '.join(names)}: {why}" if names else why for why, names in found.items()]
     undecided = [check.name for check in checks if check.status == "undecided"]
     if undecided:
         named = ", ".join(undecided)
@@ -717,12 +722,14 @@ def judge(
         violated = [check for check in checks if check.status == "violated"]
         return _violation(violated, monitor, seen.oversize if seen else math.inf, processes)
     if outcome == "INCONCLUSIVE":
+        lost = any(check.name in _OF and unanswered(check) for check in checks)
+        more = "no check failed, but a PASS needs more than this run has shown"
         return Verdict(
             "INCONCLUSIVE",
             None,
             _NO_EPSILON
             if NOT_COUNTED in blockers
-            else "no check failed, but a PASS needs more than this run has shown",
+            else "; ".join([more, *[describe_examined(checks)] * lost]),
             advice="resolve the items under Missing; on_inconclusive='raise' makes such a run fail",
             pass_blockers=tuple(blockers),
         )

@@ -18,7 +18,24 @@ from lightning_audit.checks.replay import (
     ExaminationLog,
     tolerance_of,
 )
-from lightning_audit.checks.replay_findings import NONE_LEFT, OTHER_ROWS, Finding, unanswered
+from lightning_audit.checks.replay_findings import (
+    ACCUMULATED,
+    ADAPTS,
+    IN_PARTS,
+    NO_ROOM,
+    NO_ROWS,
+    NONE_LEFT,
+    NOT_EXAMINED,
+    NOT_SHOWN,
+    OFF,
+    OTHER_ROWS,
+    RANKS,
+    SEVERAL,
+    TOO_COARSE,
+    TOO_SMALL,
+    Finding,
+    unanswered,
+)
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 
 # --- A record's gradient that changes beside others is a violation, and what is right is not told.
@@ -174,5 +191,22 @@ def test_a_question_that_can_still_be_asked_stands_in_the_way_of_a_pass(check):
     blocker = check.blocks(check.not_run(f"not asked: {NONE_LEFT}"))
     assert blocker.startswith(f"{check.name}: not examined yet")
     assert "10 more steps" in blocker
-    assert not check.blocks(check.not_run("not asked: examinations=0"))
-    assert not check.blocks(check.not_run("not asked: no per-sample gradients are formed"))
+
+
+@pytest.mark.parametrize("check", [*ALL, REPLAY_NOISE, COUPLING], ids=lambda check: check.name)
+def test_every_reason_stands_in_the_way_of_a_pass_but_those_that_last(check):
+    assert check.blocks is not None
+    lasting = (OFF, RANKS, SEVERAL, TOO_SMALL, NO_ROOM, NO_ROWS, IN_PARTS, ACCUMULATED, ADAPTS)
+    for reason in (*lasting, TOO_COARSE):
+        assert not check.blocks(check.not_run(f"not asked: {reason}")), reason
+    for reason in (
+        NOT_EXAMINED,
+        NOT_SHOWN,
+        "thread 'mine' of this process computes",
+        "the training holds an iterator (zip), which cannot be restored",
+        f"{NO_ROOM} or so",
+    ):
+        blocker = check.blocks(check.not_run(f"not asked: {reason}"))
+        assert blocker.startswith(f"{check.name}: ")
+        assert len(blocker) > len(check.name) + 20
+    assert "allow=" in check.blocks(check.not_run("not asked: RuntimeError"))

@@ -1,6 +1,11 @@
 """Records that meet before the step are found, by place; records that do not are innocent."""
 
+import functools
+import itertools
+import os
 import re
+import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,14 +94,80 @@ class Noisy(Held):
         return x * float(self.own.uniform(0.9, 1.1)), self.y[key]
 
 
-class Entropy(Held):
-    """Random numbers that no seed repeats: a counter."""
+class Counted(Held):
+    """Items depend on how many were made, in the whole process."""
 
     count = 0
 
     def __getitem__(self, key: int) -> Any:
-        Entropy.count += 1
-        return self.x[key] + Entropy.count, self.y[key]
+        Counted.count += 1
+        return self.x[key] + Counted.count, self.y[key]
+
+
+class Position(Held):
+    """Items depend on the position of an iterator, which cannot be restored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = itertools.count()
+
+    def __getitem__(self, key: int) -> Any:
+        return self.x[key] + next(self.numbers), self.y[key]
+
+
+class LeastRecent(Held):
+    """A cache of functools, a file that stays open, and rows of a memory map."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        (folder / "x.bin").write_bytes(self.x.numpy().tobytes())
+        self.file = os.open(folder / "x.bin", os.O_RDONLY)
+        self.mapped = np.memmap(folder / "x.bin", np.float32, "r+", shape=(COUNT, WIDE))
+        self.cached = functools.lru_cache(4)(self.read)
+
+    def read(self, key: int) -> torch.Tensor:
+        row = np.frombuffer(os.pread(self.file, 4 * WIDE, 4 * WIDE * key), np.float32)
+        return torch.from_numpy(row + self.mapped[key])
+
+    def __getitem__(self, key: int) -> Any:
+        return self.cached(key), self.y[key]
+
+
+class Locked(Held):
+    """A lock can be neither copied nor pickled; views of a record are counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock, self.views = threading.Lock(), np.zeros(COUNT)
+
+    def __getitem__(self, key: int) -> Any:
+        with self.lock:
+            self.views[key] += 1
+            return self.x[key] * (1.0 + 0.1 * self.views[key]), self.y[key]
+
+
+class RunningMean(Held):
+    """Subtracts the mean of all records that were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(WIDE)
+
+    def __getitem__(self, key: int) -> Any:
+        self.mean += 0.1 * (self.x[key] - self.mean)
+        return self.x[key] - self.mean, self.y[key]
+
+
+class RunningArray(Held):
+    """Scales by the largest number that was read, held in an array of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = np.ones(1)
+
+    def __getitem__(self, key: int) -> Any:
+        self.largest[0] = max(self.largest[0], float(self.x[key].abs().max()))
+        return self.x[key] / self.largest[0], self.y[key]
 
 
 class Cached(Held):
@@ -195,6 +266,40 @@ class Collator:
         return standardized(items)
 
 
+def standardized_if_many(items: list[Any]) -> Any:
+    """Standardizes large batches alone."""
+    return standardized(items) if len(items) > 40 else default_collate(items)
+
+
+class MixesWithLast:
+    """Mixes each batch with the mean of the last one."""
+
+    def __init__(self) -> None:
+        self.last: torch.Tensor | None = None
+
+    def __call__(self, items: list[Any]) -> Any:
+        x, y = default_collate(items)
+        last, self.last = self.last, x.mean(0)
+        return (x if last is None else 0.7 * x + 0.3 * last), y
+
+
+LAST: torch.Tensor | None = None
+
+
+def mixed_with_global(items: list[Any]) -> Any:
+    global LAST
+    x, y = default_collate(items)
+    last, LAST = LAST, x.mean(0)
+    return (x if last is None else 0.7 * x + 0.3 * last), y
+
+
+def mixed_with_default(items: list[Any], held: dict[str, torch.Tensor] = {}) -> Any:  # noqa: B006
+    x, y = default_collate(items)
+    mean = held.setdefault("mean", torch.zeros(WIDE))
+    mean.mul_(0.5).add_(x.mean(0))
+    return x - mean, y
+
+
 def by_size(items: list[Any]) -> Any:
     """Sort a batch, as for packed sequences."""
     x, y = default_collate(items)
@@ -226,8 +331,10 @@ class Net(nn.Module):
 class Trained(PrivateModule):
     """A training on a data set and a collate function."""
 
-    def __init__(self, data: Any, collate: Any = None, net: nn.Module | None = None) -> None:
-        super().__init__(net or nn.Linear(WIDE, 3), dataset=data, batch_size=12)
+    def __init__(
+        self, data: Any, collate: Any = None, net: nn.Module | None = None, size: int = 12
+    ) -> None:
+        super().__init__(net or nn.Linear(WIDE, 3), dataset=data, batch_size=size)
         self.collate = collate
 
     def plain_loader(self) -> DataLoader:
@@ -292,6 +399,15 @@ FAULTS: dict[str, tuple[Callable[[], Trained], str]] = {
     "a part of it": (lambda: Trained(Subset(Mixed(), range(50))), "Mixed.__getitem__ at"),
     "items of a batch": (lambda: Trained(BatchTransform()), "BatchTransform.__getitems__ at"),
     "other records": (lambda: ReadsOthers(Held()), "the step itself"),
+    "large batches": (
+        lambda: Trained(Held(), standardized_if_many, size=64),
+        "standardized_if_many at",
+    ),
+    "a running mean": (lambda: Trained(RunningMean()), "RunningMean.__getitem__ at"),
+    "a running array": (lambda: Trained(RunningArray()), "RunningArray.__getitem__ at"),
+    "the last batch": (lambda: Trained(Held(), MixesWithLast()), "MixesWithLast.__call__ at"),
+    "a global": (lambda: Trained(Held(), mixed_with_global), "mixed_with_global at"),
+    "a default": (lambda: Trained(Held(), mixed_with_default), "mixed_with_default at"),
 }
 
 
@@ -319,6 +435,10 @@ class WithNumber(Noisy):
 
 
 INNOCENT: dict[str, Callable[[], Trained]] = {
+    "a counter": lambda: Trained(Counted()),
+    "a lock": lambda: Trained(Locked()),
+    "a file": lambda: Trained(LeastRecent(Path(tempfile.mkdtemp()))),
+    "large batches": lambda: Trained(Noisy(), by_size, size=64),
     "tensors": lambda: Trained(TensorDataset(*numbers())),
     "a masked padding": lambda: Trained(Texts(), padded, Net(masked=True)),
     "augmentation": lambda: Trained(Noisy()),
@@ -341,7 +461,7 @@ def test_records_that_do_not_meet_are_innocent(name):
 
 UNKNOWN: dict[str, tuple[Callable[[], Trained], str]] = {
     "no numbers": (lambda: Streamed(Stream()), "the data set has no record numbers"),
-    "other bits": (lambda: Trained(Entropy()), "a record fetched twice"),
+    "other bits": (lambda: Trained(Position()), "a record fetched twice"),
     "draws": (lambda: Trained(Texts(), dropped_words, Net(masked=True)), "how many random numbers"),
     "an error": (lambda: Trained(Once()), "fetching a record again raised KeyError"),
     "by content": (lambda: BySize(Held()), "how SizeBatches chooses the records of a batch"),

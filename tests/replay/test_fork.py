@@ -1,5 +1,6 @@
 """A fork runs a function and changes nothing of its parent."""
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -7,9 +8,11 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import pytest
 import torch
 
 from lightning_audit.hooks.boundary import FailedElsewhere
-from lightning_audit.replay.fork import CannotSeparate, ForkFailed, in_a_fork, may_fork
+from lightning_audit.replay.fork import CannotSeparate, ForkFailed, Stalled, in_a_fork, may_fork
 
 Beat = Callable[[], None]
 #: Processes that were there before the test.
@@ -109,6 +112,60 @@ def test_no_result_says_why_and_leaves_no_process(work, why):
         in_a_fork(work, 1.0)
     assert time.monotonic() - begun < 10.0
     assert no_children()
+
+
+@contextmanager
+def held_elsewhere(lock: Any) -> Iterator[None]:
+    """Another thread holds a lock."""
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+OWN = threading.Lock()
+
+
+def _locks(beat: Beat) -> None:
+    with OWN:
+        beat()
+
+
+@pytest.mark.parametrize(
+    ("lock", "work", "why"),
+    [
+        (logging._lock, lambda beat: None, "has held the lock of `logging`"),  # type: ignore[attr-defined]
+        (OWN, _locks, "another thread may hold a lock that it needs"),
+    ],
+)
+def test_a_lock_that_another_thread_holds_ends_the_wait_for_the_first_replay(lock, work, why):
+    begun = time.monotonic()
+    with held_elsewhere(lock), pytest.raises(Stalled, match=why):
+        in_a_fork(work, 60.0, 0.5)
+    assert time.monotonic() - begun < 10.0
+    assert no_children()
+    with lock:  # it is free again
+        in_a_fork(lambda beat: None, 60.0)
+
+
+def test_a_replay_that_began_has_longer():
+    def work(beat: Beat) -> int:
+        beat()
+        time.sleep(1.0)
+        return 1
+
+    assert in_a_fork(work, 30.0, 0.5) == 1
 
 
 def test_an_interrupted_training_ends_the_fork():

@@ -42,7 +42,7 @@ def test_parameters_buffers_and_the_optimizers_state_are_copied():
     assert not torch.equal(weights, net[0].weight.double().flatten())
 
 
-# --- A thread is harmless only if it runs nothing but the standard library or a known helper.
+# --- A thread is harmless unless it computes with torch or NumPy.
 
 
 @contextmanager
@@ -62,21 +62,70 @@ def waits(event: threading.Event) -> None:
     event.wait()
 
 
+def polls(event: threading.Event) -> None:
+    """As a poller of metrics: tensors are held, and now and then something is computed."""
+    held = torch.zeros(3)
+    while not event.wait(0.1):
+        held = held + 1
+
+
+def counts(event: threading.Event) -> None:
+    """Computes without torch and NumPy."""
+    while not event.is_set():
+        sum(range(1000))
+
+
 def draws(event: threading.Event) -> None:
     while not event.is_set():
         torch.rand(1000)
 
 
-def test_alone_no_other_thread_may_train():
+def sorts(event: threading.Event) -> None:
+    generator = np.random.default_rng(0)
+    while not event.is_set():
+        generator.normal(size=1000).sort()
+
+
+def trains(event: threading.Event) -> None:
+    net = torch.nn.Linear(8, 8)
+    while not event.is_set():
+        net(torch.zeros(4, 8)).sum().backward()
+
+
+def loads(event: threading.Event) -> None:
+    loader: Any = torch.utils.data.DataLoader(range(10**6), batch_size=200)  # type: ignore[arg-type,var-annotated]
+    while True:
+        for _ in loader:
+            if event.is_set():
+                return
+
+
+def test_alone_no_other_thread_computes():
     assert training_state.training_thread() == ""
 
 
-@pytest.mark.parametrize("work", [waits, draws])
-def test_a_thread_with_code_of_its_own_may_train(work):
+@pytest.mark.parametrize("work", [waits, polls, counts])
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_thread_that_waits_or_needs_no_tensors_is_harmless(work, forked):
     event = threading.Event()
     with thread(work, event, event):
-        assert training_state.training_thread() == "other"
+        assert training_state.training_thread(forked=forked) == ""
+
+
+@pytest.mark.parametrize("work", [draws, sorts, trains])
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_thread_that_computes_is_named(work, forked):
+    event = threading.Event()
+    with thread(work, event, event):
+        assert training_state.training_thread(forked=forked) == "other"
     assert training_state.training_thread() == ""
+
+
+def test_a_thread_that_loads_data_is_harmless_to_a_fork_alone():
+    event = threading.Event()
+    with thread(loads, event, event):
+        assert training_state.training_thread(forked=True) == ""
+        assert training_state.training_thread() == "other"
 
 
 @pytest.mark.parametrize("made", [threading.Event, Queue])
@@ -89,7 +138,6 @@ def test_a_thread_of_the_standard_library_is_harmless(made):
 def test_an_idle_worker_is_harmless_and_a_busy_one_is_not():
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()
-        time.sleep(0.1)
         assert training_state.training_thread() == ""
         done = threading.Event()
         pool.submit(draws, done)
@@ -98,11 +146,14 @@ def test_an_idle_worker_is_harmless_and_a_busy_one_is_not():
         done.set()
 
 
-def test_a_function_in_c_has_no_frame_and_may_train():
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_function_in_c_has_no_frame_and_counts_while_it_computes(busy):
+    call = (torch.sort, torch.rand(3 * 10**6)) if busy else (time.sleep, 0.4)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(time.sleep, 0.5)
-        time.sleep(0.1)
-        assert training_state.training_thread() != ""
+        done = pool.submit(*call)
+        time.sleep(0.02)
+        named = training_state.training_thread() != ""
+        assert named == busy or (busy and done.done())
 
 
 def test_the_threads_of_loaders_and_progress_bars_are_harmless():
@@ -435,7 +486,7 @@ def test_what_cannot_be_put_back_is_named():
     state = training_state.TrainingState([held])
     held.cache.resize_(4)
     state.put_back()
-    assert state.lost == ["a tensor of shape (8,) has another shape now"]
+    assert state.lost == ["a tensor has another shape now"]
 
 
 COUNT, SEEN, GENERATOR = 0, [1], torch.Generator().manual_seed(1)

@@ -683,7 +683,8 @@ def test_a_plain_training_beside_an_audited_one_never_uses_noise_twice(tmp_path)
     report, _ = together(lambda: in_thread(tmp_path / "audited"), plain)
     assert len(NOISE) == len(set(NOISE)) == 100
     assert report.verdict.outcome != "VIOLATION"
-    assert all("may train or draw random numbers" in text for text in messages(report))
+    # At a moment at which the other one waits, a step is replayed in a fork.
+    assert report.verdict.outcome == "PASS" or report.verdict.pass_blockers
 
 
 def test_two_audited_trainings_do_not_accuse_each_other(tmp_path):
@@ -694,13 +695,15 @@ def test_two_audited_trainings_do_not_accuse_each_other(tmp_path):
 def test_an_examination_waits_for_another_one(tmp_path):
     with examiner._ONE_AT_A_TIME:
         report = in_thread(tmp_path)
-    assert messages(report) == {"not asked: another examination is under way in this process"}
+    why = "another examination is under way in this process; train more steps"
+    assert messages(report) == {f"not asked: {why}"}
+    assert any(why in blocker for blocker in report.verdict.pass_blockers)
 
 
 def test_where_another_thread_draws_no_generator_is_put_back_and_nothing_more_is_asked(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(examiner, "training_thread", lambda: "")
+    monkeypatch.setattr(examiner, "training_thread", lambda **_: "")
     monkeypatch.setattr(examiner, "may_fork", lambda _: False)
     ended = threading.Event()
 
