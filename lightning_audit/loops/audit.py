@@ -8,6 +8,7 @@ from the user's own ``optimizer.step()``.
 from __future__ import annotations
 
 import atexit
+import logging
 import math
 import operator
 import sys
@@ -24,6 +25,7 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils import _pytree
 
 from lightning_audit import _validate
@@ -71,6 +73,8 @@ from lightning_audit.session.planner import Ranks
 from lightning_audit.session.step import AuditSession
 from lightning_audit.verdict.allow import Allow
 from lightning_audit.verdict.judge import Resolution
+
+_log = logging.getLogger(__name__)
 
 # --- The training, as its user states it and as far as it has come.
 
@@ -240,12 +244,13 @@ class Audit:
             run.go_on_in_its_directory()
         self._watch_loader(run)
         run.start(loop.info(count))
-        run.fence.begin(loop.root, lambda: loop.loader)
+        run.fence.begin(loop.root, lambda: loop.loader, loop=True)
         self._follow(run)
         run.note_settings()
         run.examinations.open_to(self._user)
         self._stopping.begin(loop, run)
         self._hook(run)
+        run.fence.note_reads(now=True)
 
     def _watch_loader(self, run: AuditRun) -> None:
         if self._loop.loader is not None and not run.ranks.several:
@@ -276,8 +281,15 @@ class Audit:
         own |= {id(module) for module in self._loop.model.modules()}
         before, behind = entry(self._before_forward), entry(self._after_forward)
 
+        evaluates, reads = entry(run.fence.reads.evaluates), run.fence.reads
+
         def begins(module: torch.nn.Module, args: Any) -> None:
-            if self._outer is None and id(module) in own:
+            if self._outer is not None:
+                return
+            if not module.training or not torch.is_grad_enabled():
+                if reads.open:
+                    evaluates(args)
+            elif id(module) in own:
                 before(module, args)
 
         def ends(module: torch.nn.Module, _: Any, output: Any) -> None:
@@ -286,7 +298,8 @@ class Audit:
 
         handles.append(register_module_forward_pre_hook(begins))
         handles.append(register_module_forward_hook(ends))
-        handles.append(Listening(self))
+        step = MethodHook(ReduceLROnPlateau, "step", self._schedules, shown=True)
+        handles += [step, Listening(self)]
 
     @_guarded()
     def follow(self, *, model: Any = None, optimizer: Any = None, loader: Any = None) -> None:
@@ -349,6 +362,7 @@ class Audit:
     @_guarded()
     def asks(self) -> None:
         """End the last batch: nothing is trained on it any more."""
+        self._note_reads(now=False)
         if self._looks and self._begun:
             if self._by_input and not self._forward_ran and self._run is not None:
                 if not self._run.optimizers.steps:
@@ -361,6 +375,7 @@ class Audit:
         """Hold a batch, which begins with its first forward pass: the loop may not train on it."""
         run = self._run
         if run is None or not self._looks or not self._loop.model.training:
+            self._note_reads()
             return batch
         if self._batch is not None and not self._begun:
             self._ahead.append(Fetched(self._batch))
@@ -382,15 +397,24 @@ class Audit:
         if self._looks and self._in_epoch:
             if self._ahead or (self._batch is not None and not self._begun):  # fetched ahead
                 self._ends_with_batch = True
-                return
-            self._end_epoch()
-            self._raise_if_told()
+            else:
+                self._end_epoch()
+                self._raise_if_told()
+        elif self._looks and self._batch is not None and self._run is not None:
+            self._run.fence.reads.loader(self._loop.loader)  # a pass without a step
+        self._note_reads()
 
     def batches(self, iterable: Iterable[Any]) -> Iterator[Any]:
         """Follow batches that no torch loader gives: ``for batch in audit.batches(own):``."""
         return Batches(iter(iterable), self)
 
+    def _note_reads(self, *, now: bool = True) -> None:
+        """Note what the loop reads until it asks for its next batch."""
+        if self._run is not None:
+            self._run.fence.note_reads(now=now)
+
     def _forget_batch(self) -> None:
+        self._note_reads(now=False)
         self._batch, self._begun, self._stepped, self._outer = None, False, False, None
         # A backward pass that raised does not end.
         self._forward_ran = self._backward = False
@@ -411,6 +435,7 @@ class Audit:
         if self._begun:
             return
         self._begun = True
+        self._note_reads(now=False)
         if not self._in_epoch:
             self._in_epoch = True
             run.start_epoch()
@@ -450,10 +475,8 @@ class Audit:
 
     def _before_forward(self, module: torch.nn.Module, args: Any) -> None:
         """Begin the batch that was fetched; without a loader, one of its own."""
-        if not self._looks or not module.training or not torch.is_grad_enabled():
-            return
         run = self._run
-        if run is None or peek_interpreter_stack() is not None:
+        if run is None or not self._looks or peek_interpreter_stack() is not None:
             return  # under vmap the batch begins with `per_sample`
         self._outer, self._forward_ran = module, True
         if self._begun and self._fetches and not (self._stepped and self._ahead):
@@ -461,6 +484,8 @@ class Audit:
         if self._ahead and not self._choose(args):
             if self._begun:
                 return
+            if not run.optimizers.steps:  # initialized by a batch that it does not train on
+                run.fence.reads.seen[0] = lambda _: True
             self._ahead = []
         if not self._fetches and self._stepped:
             self._end_batch(None)
@@ -510,6 +535,18 @@ class Audit:
         self._backward = False
         if self._run is not None:
             self._run.conceal()
+
+    def _schedules(self, scheduler: Any, *_: Any, **__: Any) -> None:
+        """Warn if a scheduler gets a metric of training records, before a step of its own."""
+        run, of = self._run, innermost(scheduler.optimizer)
+        if (
+            run is not None
+            and self._looks
+            and any(of is innermost(o) for o in self._loop.optimizers)
+        ):
+            place = next(of_frame(users_frame()), "an unknown line")
+            if told := run.fence.follows_metric(f"{type(scheduler).__name__}.step at {place}"):
+                _log.warning("privacy audit: %s", told)
 
     def _see_loss(self, run: AuditRun, loss: Any) -> None:
         run.lints.look_at_loss(self._loop.root, loss)
@@ -569,6 +606,7 @@ class Audit:
         if len(self._loop.optimizers) == 1 and run.end_step():
             self._stopping.look()
             self._raise_if_told()
+        self._note_reads()
 
     # ------------------------------------------------------------------ what the user sees
 
@@ -647,6 +685,7 @@ class Audit:
             if epoch and self._in_epoch:
                 self._end_epoch(due=True)
                 self._raise_if_told()
+            self._note_reads()
 
     # ------------------------------------------------------------------ the end
 
