@@ -8,6 +8,7 @@ from the user's own ``optimizer.step()``.
 from __future__ import annotations
 
 import atexit
+import logging
 import math
 import operator
 import sys
@@ -26,6 +27,7 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils import _pytree
 from torch.utils.data import DataLoader
 
@@ -76,6 +78,8 @@ from lightning_audit.session.planner import Ranks
 from lightning_audit.session.step import AuditSession
 from lightning_audit.verdict.allow import Allow
 from lightning_audit.verdict.judge import Resolution
+
+_log = logging.getLogger(__name__)
 
 # --- The training, as its user states it and as far as it has come.
 
@@ -256,12 +260,13 @@ class Audit:
             run.go_on_in_its_directory()
         self._watch_loader(run)
         run.start(loop.info(count))
-        run.fence.begin(loop.root, lambda: loop.loader)
+        run.fence.begin(loop.root, lambda: loop.loader, loop=True)
         self._follow(run)
         run.note_settings()
         run.examinations.open_to(self._user)
         self._stopping.begin(loop, run)
         self._hook(run)
+        run.fence.note_reads(now=True)
 
     def _watch_loader(self, run: AuditRun) -> None:
         if self._loop.loader is not None and not run.ranks.several:
@@ -293,8 +298,15 @@ class Audit:
         own |= {id(module) for module in self._loop.model.modules()}
         before, behind = entry(self._before_forward), entry(self._after_forward)
 
+        evaluates, reads = entry(run.fence.reads.evaluates), run.fence.reads
+
         def begins(module: torch.nn.Module, args: Any) -> None:
-            if self._outer is None and id(module) in own:
+            if self._outer is not None:
+                return
+            if not module.training or not torch.is_grad_enabled():
+                if reads.open:
+                    evaluates(args)
+            elif id(module) in own:
                 before(module, args)
 
         def ends(module: torch.nn.Module, _: Any, output: Any) -> None:
@@ -303,7 +315,8 @@ class Audit:
 
         handles.append(register_module_forward_pre_hook(begins))
         handles.append(register_module_forward_hook(ends))
-        handles.append(Listening(self))
+        step = MethodHook(ReduceLROnPlateau, "step", self._schedules, shown=True)
+        handles += [step, Listening(self)]
 
     @_guarded()
     def follow(self, *, model: Any = None, optimizer: Any = None, loader: Any = None) -> None:
@@ -357,7 +370,7 @@ class Audit:
         followed = loader is own or (
             drawn_by(own) is not None and drawn_by(loader) is drawn_by(own)
         )
-        if run.fence.watches and not (followed and self._loop.model.training):
+        if run.fence.watches and not (followed and self._is_training):
             run.fence.reads.loader(loader)
         if not followed and self._loop.model.training:
             self._heard = loader
@@ -380,7 +393,10 @@ class Audit:
     @_guarded()
     def asks(self) -> None:
         """End the last batch: nothing is trained on it any more."""
-        if self._looks and self._begun and not self._is_elsewhere:
+        if self._is_elsewhere:
+            return
+        self._note_reads(now=False)
+        if self._looks and self._begun:
             if self._by_input and not self._forward_ran and self._run is not None:
                 if not self._run.optimizers.steps:
                     raise UnauditableTraining(_AHEAD)
@@ -399,6 +415,7 @@ class Audit:
             count.fetch(empty=held.empty, trains=trains)
             self._passes = [*(one for one in self._passes if one is not count), count]
         if not trains:
+            self._note_reads()
             return batch
         self._fetches, self._heard = True, None
         if self._is_elsewhere and not self._by_input:
@@ -430,15 +447,24 @@ class Audit:
             waits = self._batch is not None and not self._begun
             if self._ahead or waits or self._is_elsewhere:  # fetched ahead
                 self._ends_with_batch = True
-                return
-            self._end_epoch()
-            self._raise_if_told()
+            else:
+                self._end_epoch()
+                self._raise_if_told()
+        elif self._looks and self._batch is not None and self._run is not None:
+            self._run.fence.reads.loader(self._loop.loader)  # a pass without a step
+        self._note_reads()
 
     def batches(self, iterable: Iterable[Any]) -> Iterator[Any]:
         """Follow batches that no torch loader gives: ``for batch in audit.batches(own):``."""
         return Batches(iter(iterable), self)
 
+    def _note_reads(self, *, now: bool = True) -> None:
+        """Note what the loop reads until it asks for its next batch."""
+        if self._run is not None and not self._is_elsewhere:
+            self._run.fence.note_reads(now=now)
+
     def _forget_batch(self) -> None:
+        self._note_reads(now=False)
         self._batch, self._begun, self._stepped, self._outer = None, False, False, None
         self._graphs.clear()
         # A backward pass that raised does not end.
@@ -491,6 +517,7 @@ class Audit:
         if self._begun:
             return
         self._begun, self._is_loaders = True, self._take(run, passed)
+        self._note_reads(now=False)
         if not self._in_epoch:
             self._in_epoch = True
             run.start_epoch()
@@ -530,18 +557,19 @@ class Audit:
 
     def _before_forward(self, module: torch.nn.Module, args: Any) -> None:
         """Begin the batch that was fetched; without a loader, one of its own."""
-        if not self._looks or not module.training or not torch.is_grad_enabled():
-            return
         run = self._run
-        if run is None or peek_interpreter_stack() is not None:
+        if run is None or not self._looks or peek_interpreter_stack() is not None:
             return  # under vmap the batch begins with `per_sample`
         self._outer, self._forward_ran, self._thread = module, True, threading.get_ident()
         if self._begun and self._fetches and not (self._stepped and self._ahead):
             return
         passed = self._choose(args)
-        if self._ahead and passed is None:
-            if self._begun and not self._threaded:
-                return
+        unsure = bool(self._ahead) and passed is None
+        if unsure and self._begun and not self._threaded:
+            return
+        if (unsure or passed) and not run.optimizers.steps:  # it may have initialized weights
+            run.fence.reads.seen[0] = lambda _: True
+        if unsure:
             if self._begun:
                 self._end_batch(None)
             self._ahead.clear()
@@ -617,6 +645,18 @@ class Audit:
             self._loop.places |= _named(NO_DP.name, users_frame())
         return known
 
+    def _schedules(self, scheduler: Any, *_: Any, **__: Any) -> None:
+        """Warn if a scheduler gets a metric of training records, before a step of its own."""
+        run, of = self._run, innermost(scheduler.optimizer)
+        if (
+            run is not None
+            and self._looks
+            and any(of is innermost(o) for o in self._loop.optimizers)
+        ):
+            place = next(of_frame(users_frame()), "an unknown line")
+            if told := run.fence.follows_metric(f"{type(scheduler).__name__}.step at {place}"):
+                _log.warning("privacy audit: %s", told)
+
     @_guarded(lambda *_: False)
     def clips(self, loss: Any) -> bool:
         """Return whether a loss of ghost clipping is this training's; see `loops.events`."""
@@ -675,6 +715,7 @@ class Audit:
         if len(self._loop.optimizers) == 1 and run.end_step():
             self._stopping.look()
             self._raise_if_told()
+        self._note_reads()
 
     # ------------------------------------------------------------------ what the user sees
 
@@ -753,6 +794,7 @@ class Audit:
             if epoch and self._in_epoch:
                 self._end_epoch(due=True)
                 self._raise_if_told()
+            self._note_reads()
 
     # ------------------------------------------------------------------ the end
 

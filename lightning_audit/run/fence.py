@@ -29,17 +29,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import length_hint
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lightning_audit.checks.update import FENCE_MONITORS, FENCE_WEIGHTS
 from lightning_audit.dpsgd.opacus import own_name
@@ -48,6 +44,7 @@ from lightning_audit.hooks.gradient_tap import memory
 from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.record.store import Kept
 from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.run.reads import Read, Reads, Records
 
 # --- What the fence has found.
 
@@ -106,167 +103,6 @@ def _joined(sentences: Sequence[str]) -> str:
     return "; ".join([*sentences[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
-# --- Whether the training's records were read: by memory, by item, or by a loader over them.
-
-#: Most places in memory and items that are kept between two steps.
-_MOST_READS = 20_000
-#: No records.
-_NONE = np.zeros(0, dtype=np.int64)
-#: Longest container of a data set whose items are looked at.
-_SHORT = 64
-
-
-class Records:
-    """The records of some loaders: the data sets that give them, and the memory that holds them.
-
-    What is unknown is left out: the inner data sets of a wrapper with another length, and arrays
-    with another length than their data set or with rows that interleave in memory.
-
-    Args:
-        loaders: loaders, or data sets, in any nesting.
-    """
-
-    def __init__(self, loaders: Any) -> None:
-        #: By id, data sets with the sorted numbers of their records that are used; None for all.
-        self.sets: dict[int, tuple[Any, Any]] = {}
-        for each in _pytree.tree_leaves(loaders):
-            self._take(each if isinstance(each, Dataset) else getattr(each, "dataset", None), None)
-        # Where their rows begin in memory, sorted, and the bytes of a row.
-        self._places: list[tuple[NDArray[np.int64], int]] = []
-        for data, rows in self.sets.values():
-            for item in _parts(data):
-                begin, step, size = _rows(item)
-                if size and len(item):
-                    own = np.arange(len(item)) if rows is None else rows
-                    self._places.append((begin + own * step, size))
-
-    def _take(self, data: Any, rows: Any) -> None:
-        known = self.sets.get(id(data), (data, _NONE))[1]
-        if data is None or known is None or (rows is not None and np.isin(rows, known).all()):
-            return
-        rows = rows if rows is None or known is _NONE else np.union1d(known, rows)
-        self.sets[id(data)] = (data, rows)
-        if isinstance(data, Subset):
-            inner = np.asarray(data.indices, dtype=np.int64)
-            self._take(data.dataset, np.sort(inner if rows is None else inner[rows]))
-        elif isinstance(data, ConcatDataset):
-            for part, end in zip(data.datasets, data.cumulative_sizes, strict=True):
-                own = rows if rows is None else rows - (end - len(part))  # type: ignore[arg-type]
-                self._take(part, own if own is None else own[(own >= 0) & (rows < end)])
-        else:
-            for item in _parts(data):
-                self._take(item if isinstance(item, Dataset) else None, rows)
-
-    def lie_in(self, starts: NDArray[np.int64], sizes: Any) -> bool:
-        """Return whether some records lie in one of the parts of memory, of ``sizes`` bytes."""
-        for begins, row in self._places:
-            last = np.searchsorted(begins, starts + sizes) - 1
-            if ((last >= 0) & (begins[last] + row > starts)).any():
-                return True
-        return False
-
-    def give(self, data: Any, numbers: Any) -> bool:
-        """Return whether a data set gives some of the records by these numbers; None for all."""
-        rows = self.sets.get(id(data), (None, _NONE))[1]
-        if rows is None or numbers is None or not len(rows):
-            return rows is None or len(rows) > 0
-        with contextlib.suppress(Exception):  # keys
-            count, one = len(data), isinstance(numbers, int)
-            asked = np.asarray(numbers % count if one else np.arange(count)[numbers])
-            return bool((rows[np.searchsorted(rows[:-1], asked)] == asked).any())
-        return False
-
-    def share(self, other: Records) -> bool:
-        """Return whether some of the records are among others."""
-        given = [pair for pair in other.sets.values() if not isinstance(pair[0], Subset)]
-        lie = (self.lie_in(*place) for place in other._places)
-        return any(self.give(*pair) for pair in given) or any(lie)
-
-
-def _flat(held: Iterable[Any]) -> list[Any]:
-    """Return items, and those in short containers."""
-    several = (each if isinstance(each, list | tuple) else (each,) for each in held)
-    return [item for each in several if len(each) <= _SHORT for item in each]
-
-
-def _parts(data: Any) -> list[Any]:
-    """Return the arrays and data sets that a data set holds, as many records long as itself."""
-    held = [*getattr(data, "__dict__", {}).values()]
-    items = [i for i in _flat(held) if isinstance(i, torch.Tensor | np.ndarray | Dataset)]
-    with contextlib.suppress(Exception):  # one without a length
-        return [item for item in items if length_hint(item, -1) == len(data)]
-    return []
-
-
-def _rows(value: Any) -> tuple[int, int, int]:
-    """Return where an array begins in memory, the step from row to row, and the bytes of a row.
-
-    All are 0 if the rows have no memory, or none to themselves.
-    """
-    if isinstance(value, np.ndarray):
-        begin, steps = value.ctypes.data, value.strides
-    elif not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_meta:
-        return 0, 0, 0
-    else:
-        begin, steps = value.data_ptr(), tuple(value.itemsize * step for step in value.stride())
-    pairs = zip(value.shape[1:], steps[1:], strict=True)
-    row = value.itemsize + sum((n - 1) * step for n, step in pairs)
-    return (begin, steps[0], row) if 0 < row <= steps[0] else (0, 0, 0)
-
-
-#: What was read: returns whether some records were.
-Read: TypeAlias = Callable[[Records], bool]
-#: Functions that read a tensor and make none, and those that read unknown rows of the first one.
-_TELLING = re.compile("item|tolist|equal|allclose|__(float|int|bool|index|setitem)__")
-_INDEXING = re.compile("__[gs]etitem__|index_select|gather|take|masked_select")
-
-
-class Reads(TorchFunctionMode):
-    """What was read since the last step: memory by functions within this context, and more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[Any, Read] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note the tensors that a function reads; a view reads nothing."""
-        made = func(*args, **(kwargs or {}))
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-            return made
-        if len(self.seen) < _MOST_READS:
-            with contextlib.suppress(Exception):  # tensors without memory
-                self._note(getattr(func, "__name__", ""), (*args, *(kwargs or {}).values()), made)
-        return made
-
-    def _note(self, name: str, args: tuple[Any, ...], made: Any) -> None:
-        results, read = [t for t in _flat((made,)) if isinstance(t, torch.Tensor)], _flat(args)
-        into = {t.untyped_storage().data_ptr() for t in results}
-        if results or _TELLING.fullmatch(name):
-            for each in read[1:] if _INDEXING.fullmatch(name) else read:
-                if type(each) is torch.Tensor and each.is_contiguous() and each.numel():
-                    storage = each.untyped_storage()
-                    if storage.data_ptr() not in into:
-                        self._memory(each.data_ptr(), each.nbytes, storage)
-
-    def _memory(self, start: int, size: int, storage: Any) -> None:
-        at = np.array([start])
-        # Memory that is torch's own may be another tensor's later; NumPy's has shorter storages.
-        held: Any = StorageWeakRef(storage) if storage.resizable() else None  # type: ignore[no-untyped-call]
-        self.seen[start, size] = lambda records: (
-            not (held and held.expired()) and records.lie_in(at, size)
-        )
-
-    def loader(self, loader: Any) -> None:
-        """Note that a loader is iterated."""
-        given = functools.cache(lambda: Records(loader))
-        self.seen[id(loader)] = lambda records: records.share(given())
-
-    def item(self, data: Any, numbers: Any) -> None:
-        """Note that a data set gives items."""
-        if len(self.seen) < _MOST_READS:
-            self.seen[id(data), str(numbers)] = lambda records: records.give(data, numbers)
-
-
 # --- Whether weights are made of released ones.
 
 #: Entries of all weights that are read, and the fewest of a tensor.
@@ -296,11 +132,12 @@ class Entries:
         self._total = max(1, sum(weight.numel() for weight in self._weights))
         self._views: list[torch.Tensor] = []
         self._seen: list[int] = []
-        ends = np.cumsum([0, *(len(self._few(weight)) for weight in self._weights)]).tolist()
+        ends = np.cumsum([0, *(len(self.few(weight)) for weight in self._weights)]).tolist()
         #: Where a weight's entries are in what is read.
         self.spans = dict(zip(weights, map(slice, ends, ends[1:]), strict=False))
 
-    def _few(self, weight: torch.Tensor) -> torch.Tensor:
+    def few(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return a few entries of a weight."""
         flat = memory(weight)
         count = min(len(flat), max(_LEAST, _ENTRIES * len(flat) // self._total))
         return flat[:: max(1, len(flat) // max(count, 1))][:count]
@@ -309,7 +146,7 @@ class Entries:
         """Return the entries of all weights, ``[n]``, as the first one's."""
         seen = [weight.data_ptr() for weight in self._weights]
         if seen != self._seen:
-            self._seen, self._views = seen, [self._few(weight) for weight in self._weights]
+            self._seen, self._views = seen, [self.few(weight) for weight in self._weights]
         if not seen:
             return torch.zeros(0)
         return torch.cat([view.to(self._views[0]) for view in self._views])
@@ -440,6 +277,8 @@ _OFTEN, _SELDOM = 100, 8
 _STEP = "code of a step, outside of the optimizer's update,"
 
 
+#: Names of values, other than weights, that a released model holds; the value of one that is not.
+_RELEASED, _ABSENT = ("buffer ", "extra "), torch.zeros(0)
 #: Names of what depends on no record: the accountant's, step counters and learning rates.
 _NO_METRIC = re.compile(r"(.*\bepsilon|(global_)?step|epoch|(lr|learning_rate)([-_/].*)?)")
 
@@ -462,7 +301,7 @@ class Fence:
         # Hooks, and how many of the user's run.
         self._handles, self._hooked, self._depth = Handles(), False, 0
         #: What was read since the last step.
-        self.reads = Reads()
+        self.reads = Reads(lambda: self._records, entry(self._begin_read))
         # The training's records, by the ids of its loaders; built at most once between two steps.
         self._built = functools.lru_cache(1)(lambda *_: Records(self._loaders()))
         # The steps that are watched, hooks on their optimizers, and what is read of their weights.
@@ -486,6 +325,11 @@ class Fence:
         self._early: list[tuple[str, Sequence[Read]]] = []
         # Changes since the last step, which may be put back: what, the sentence, and the names.
         self._pending: list[tuple[str, str, list[str]]] = []
+        # In a plain loop: hooks on its data sets between passes, and entries before the open step
+        # read records; whether optimizer states were loaded since the last step.
+        self._items, self._at_read, self._loaded = Handles(), torch.zeros(0), False
+        # Values of one number that changed in earlier passes.
+        self._scheduled = set[str]()
 
     def begin(
         self,
@@ -493,6 +337,8 @@ class Fence:
         loaders: Callable[[], Any],
         monitors: Callable[[], Iterable[tuple[str, str]]] = lambda: (),
         validation: Callable[[], Any] = lambda: None,
+        *,
+        loop: bool = False,
     ) -> None:
         """Begin to watch, before the training is set up.
 
@@ -501,8 +347,10 @@ class Fence:
             loaders: returns the training's loaders, None while they are unknown.
             monitors: returns what decides by a metric, and the metric's name.
             validation: returns the loaders whose records the other metrics are computed from.
+            loop: whether this is a plain loop, whose reads `note_reads` encloses.
         """
         self._module, self._loaders = module, loaders
+        self.reads.loop = loop
         self._monitors, self._validation = monitors, validation
         self._held = self._values({})
 
@@ -528,6 +376,42 @@ class Fence:
     def watch_loaders(self) -> None:
         """Call `iterates` for each loader that is iterated."""
         self._handles.append(MethodHook(DataLoader, "__iter__", self.iterates, shown=True))
+
+    # ------------------------------------------------------------------ reads of a plain loop
+
+    def note_reads(self, *, now: bool) -> None:
+        """Note what the loop reads, from now on until it asks for its next batch."""
+        if now and self.watches and not self.reads.open:
+            self.reads.enter(loop=True)
+            if self._held is not None:
+                self._items = self._hook_items()
+        elif not now:
+            self.reads.enter(loop=False)
+            self._items.remove()
+
+    def _hook_items(self) -> Handles:
+        """Hook the items of the training's data sets; those of tensors are seen by memory."""
+        kinds = {type(d) for d, _ in self._records.sets.values() if isinstance(d, Dataset)}
+        hooks = Handles()
+        for kind in kinds - {TensorDataset}:
+            for give in {"__getitem__", "__getitems__"} & {*dir(kind)}:
+                hooks.append(MethodHook(kind, give, self.reads.item, shown=True))
+        return hooks
+
+    def _begin_read(self) -> None:
+        """Judge what changed before the first read since the last step."""
+        if self._open:
+            self._at_read = self._entries.read()
+        else:
+            self._hold()
+            self._compare()
+
+    def _depend_on_reads(self, names: Iterable[str]) -> bool:
+        """Return whether tensors changed after training records were read, and not by copies."""
+        if not any(read(self._records) for read in self.reads.seen.values()):
+            return False
+        live = self._present()
+        return not all(self.reads.holds_copy(live[n]) for n in names if n in live)
 
     # ------------------------------------------------------------------ hooks
 
@@ -559,10 +443,7 @@ class Fence:
                 self._compare()
         with contextlib.ExitStack() as stack:
             if hook not in (*_OF_STEP, *_OF_BATCH):
-                kinds = {type(d) for d, _ in self._records.sets.values() if isinstance(d, Dataset)}
-                for kind in kinds:
-                    for give in {"__getitem__", "__getitems__"} & {*dir(kind)}:
-                        stack.callback(MethodHook(kind, give, self.reads.item, shown=True).remove)
+                stack.callback(self._hook_items().remove)
                 stack.enter_context(self.reads)
             return stack.pop_all()
 
@@ -615,15 +496,18 @@ class Fence:
                 self._log.told.setdefault(told, f"{told}, and training records had been read")
         self._early = []
         self._go_on()
+        self.reads.others &= self._held is None  # of the last pass
         self._held, self._open, self._ended = None, True, False
 
     def _go_on(self) -> None:
         """Name the changes since the last step that were not put back; begin again."""
         now = self._held or {}
         for told, sentence, names in self._pending:
-            if any(n not in now or not _same(self._own[n], now[n]) for n in names):
+            if any(not _same(self._own[n], now.get(n, _ABSENT)) for n in names):
                 self._log.told.setdefault(told, sentence)
-        self._pending, self._own, self.reads.seen = [], {}, {}
+        self._pending, self._own, self._at_read = [], {}, torch.zeros(0)
+        self.reads.clear()
+        self._loaded = False
         self._built.cache_clear()
 
     def _follow(self) -> None:
@@ -640,6 +524,8 @@ class Fence:
             begins, ends = entry(partial(self._update, True)), entry(partial(self._update, False))
             self._stepping.append(step.inner.register_step_pre_hook(begins))
             self._stepping.append(step.inner.register_step_post_hook(ends))
+            loads = partial(setattr, self, "_loaded")
+            self._stepping.append(step.inner.register_load_state_dict_post_hook(loads))
 
     def _update(self, begins: bool, *_: Any) -> None:
         """Look before an optimizer's update; what it changes is no change after it."""
@@ -656,7 +542,16 @@ class Fence:
     def _look(self, name: str) -> None:
         """Note a change of the weights within a step."""
         before, self._now = self._now, self._entries.read()
-        if self._open and not same_bits(before, self._now):
+        if not self._open or same_bits(before, self._now):
+            return
+        spans, read = self._entries.spans.items(), self._at_read
+        moved = [n for n, at in spans if len(read) and not same_bits(read[at], self._now[at])]
+        if moved and self._depend_on_reads(moved):
+            what = (
+                f"code that reads training records within a step changed {_parameters(len(moved))}"
+            )
+            self._log.told.setdefault(what, f"{what}, first in step {self._log.steps}")
+        else:
             self._changes.append((name, before, self._now))
 
     def end_batch(self, steps: int, *, examined: bool) -> None:
@@ -714,6 +609,7 @@ class Fence:
         """Keep all weights at an epoch's end, and the reasons why metrics decide something."""
         self._past.end_epoch()
         self._hold()
+        self.reads.spans = None
         self.look_at_monitors()
 
     def end(self, name: str = "") -> None:
@@ -722,6 +618,7 @@ class Fence:
         Args:
             name: of what has run since the last look; empty if it is unknown.
         """
+        self.note_reads(now=False)
         self._hold()
         self._compare(name, last=True)
         self._go_on()
@@ -743,6 +640,21 @@ class Fence:
         self._log.monitors += news
         return news
 
+    def follows_metric(self, who: str) -> str:
+        """Note that a scheduler got a metric, if training records alone can have given it.
+
+        Args:
+            who: names the scheduler and the line.
+
+        Returns:
+            The sentence, if it is new; else empty.
+        """
+        told = f"{who} follows a value that no other records than those of the training gave"
+        if self.reads.others or told in self._log.monitors:
+            return ""
+        self._log.monitors.append(told)
+        return told
+
     def _compare(self, name: str = "", *, last: bool = False, trusted: bool = False) -> None:
         """Judge what changed since the last look outside of a step.
 
@@ -759,41 +671,65 @@ class Fence:
         else:
             held, now = self._held, self._values(self._held)
             self._held = now
-        moved = [n for n in held if n in now and not _same(held[n], now[n])]
+        moved = [
+            n
+            for n in now
+            if not _same(held.get(n, _ABSENT), now[n]) and (n in held or n.startswith(_RELEASED))
+        ]
         changed = [n for n in moved if n not in self._own or not _same(self._own[n], now[n])]
-        self._own = {**{n: held[n] for n in moved}, **self._own}
+        self._own = {**{n: held.get(n, _ABSENT) for n in moved}, **self._own}
         if not changed:
             return
         weights = [n for n in changed if n in self._entries.spans or not self._steps]
         what, step = _parameters(len(weights)) if weights else changed[0], self._log.steps
         told = f"{name} changed {what}" if name else f"{what} changed"
+        single = {n for n in changed if now[n].numel() == 1 and n not in weights}
+        known = {n for n in single if not last or n in self._scheduled or now[n] == now[n].round()}
+        self._scheduled |= single
+        read = self._depend_on_reads([n for n in changed if n not in known])
         if not self._stepped:
-            self._early.append((f"{told} before the first step", [*self.reads.seen.values()]))
+            reads = [] if self.reads.loop and not read else [*self.reads.seen.values()]
+            self._early.append((f"{told} before the first step", reads))
             return
         when = f"after step {step}" if name else f"between steps {step} and {step + 1}"
         why = ""
-        if any(read(self._records) for read in self.reads.seen.values()):
+        if read:
             why = "training records were read outside of the steps since the last one"
         elif weights and not trusted:
-            why = self._why_not([(held[n], now[n]) for n in weights], before, self._now)
+            pairs = [(held[n], now[n]) for n in weights]
+            why = self._why_not(
+                pairs, before, self._now, simple=not (self.reads.loop and self.reads.seen)
+            )
         shapes = {p.shape for p in self._weights().values()}  # averages of weights, as far as known
-        values = [now[n] for n in changed if n.startswith("buffer") and now[n].shape not in shapes]
-        if not why and name and "validation" not in name and any(map(_holds_values, values)):
+        values = [now[n] for n in changed if n.startswith(_RELEASED) and now[n].shape not in shapes]
+        judged = "validation" not in name if name else self.reads.loop and not self.reads.others
+        if not why and judged and any(map(_holds_values, values)):
             why = "new values of buffers are not known to be made of released weights"
+        states = [] if self._loaded else [n for n in changed if n.startswith("optimizer state")]
+        if not why and not all(_is_made(held[n], now[n], self._weights()) for n in states):
+            why = "new values of optimizer state are not known to be made of released weights"
         if why and last:
             self._log.told.setdefault(told, f"{told} after the last step: {why}")
         elif why:
             self._pending.append((told, f"{told} {when}: {why}", changed))
 
-    def _why_not(self, pairs: Sequence[Pair], before: torch.Tensor, after: torch.Tensor) -> str:
+    def _why_not(
+        self,
+        pairs: Sequence[Pair],
+        before: torch.Tensor,
+        after: torch.Tensor,
+        *,
+        simple: bool = True,
+    ) -> str:
         """Return why weights are not made of released ones; empty if they are.
 
         Args:
             pairs: the weights that changed, or some of their entries, before and after.
             before: entries of all weights before, ``[n]``.
             after: the same after it, ``[n]``.
+            simple: whether they may be scaled, clamped or pruned.
         """
-        if all(simply_changed(*pair) for pair in pairs):
+        if simple and all(simply_changed(*pair) for pair in pairs):
             return ""
         where = torch.zeros(len(after), dtype=torch.bool, device=after.device)
         for at in self._entries.spans.values():
@@ -809,8 +745,8 @@ class Fence:
         named = [(own_name(n), p) for n, p in self._module.named_parameters() if _is_held(p)]
         return {name: p for name, p in named if id(p) in own or not own}
 
-    def _values(self, held: Tensors) -> Tensors:
-        """Return weights, buffers and optimizer states: a held value where it is the same still."""
+    def _present(self) -> Tensors:
+        """Return weights, buffers, optimizer states and extra states of modules."""
         assert self._module is not None
         found: dict[str, Any] = dict(self._weights())
         names = {id(p): name for name, p in found.items()}
@@ -818,16 +754,25 @@ class Fence:
         for step in self._steps:
             for p, state in step.inner.state.items():
                 found |= {f"optimizer state {k} of {names.get(id(p))}": v for k, v in state.items()}
+        for name, module in self._module.named_modules():
+            if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+                with contextlib.suppress(Exception):  # it is the user's code
+                    for n, leaf in enumerate(_pytree.tree_leaves(module.get_extra_state())):
+                        found[f"extra state {n} of {own_name(name)}"] = torch.as_tensor(leaf)
+        return {n: v for n, v in found.items() if isinstance(v, torch.Tensor) and _is_held(v)}
+
+    def _values(self, held: Tensors) -> Tensors:
+        """Return copies of `_present`: a held value where it is the same still."""
         return {
             name: held[name]
             if name in held and _same(held[name], value)
             else value.detach().clone()
-            for name, value in found.items()
-            if isinstance(value, torch.Tensor) and _is_held(value)
+            for name, value in self._present().items()
         }
 
     def detach(self) -> None:
         """Remove all hooks."""
+        self.note_reads(now=False)
         self._handles.remove()
         self._stepping.remove()
 
@@ -851,6 +796,12 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _parameters(count: int) -> str:
     return f"{count} parameter{'s' * (count > 1)}"
+
+
+def _is_made(old: torch.Tensor, new: torch.Tensor, weights: Tensors) -> bool:
+    """Return whether an optimizer state is constant, or made of the one before, or a weight."""
+    a_weight = any(_same(weight.detach(), new) for weight in weights.values())
+    return a_weight or not _holds_values(new) or simply_changed(old, new)
 
 
 def _holds_values(value: torch.Tensor) -> bool:

@@ -27,7 +27,8 @@ from trained import Validated, check
 from training_support import PrivateModule, mlp, random_data, trainer_for
 
 from lightning_audit import Allow, AuditReport, PrivacyAudit, attach
-from lightning_audit.run.fence import HOOKS, Entries, Past, Reads, Records, simply_changed
+from lightning_audit.run.fence import HOOKS, Entries, Past, simply_changed
+from lightning_audit.run.reads import Reads, Records
 
 # --- Trainings of three epochs of four steps.
 
