@@ -280,10 +280,14 @@ def _stated(report: AuditReport, key: str, fact: Fact, text: str) -> CardRow:
 
 
 def standing(report: AuditReport) -> str:
-    """Return what the verdict makes of the guarantee."""
+    """Return what the verdict makes of the guarantee, after the findings that are accepted."""
     if report.trainings is not None and report.verdict.outcome == "PASS":
         return "claimed and not refuted"
-    return STANDING[report.verdict.outcome]
+    held, accepted = STANDING[report.verdict.outcome], report.verdict.allowed
+    if not accepted:
+        return held
+    other = held.replace("no fault", "no other fault")
+    return f"except {listed(accepted)}, which the owner accepts: {other}"
 
 
 def claimed(report: AuditReport, part: str) -> Any:
@@ -324,19 +328,15 @@ def digest_of(report: AuditReport) -> str:
 
 def _measured(report: AuditReport) -> Iterator[CardRow]:
     """Yield what the report knows."""
-    held = standing(report)
-    if report.verdict.allowed:
-        held += f", except {listed(report.verdict.allowed)}, which the owner accepts"
-    both = (NIST, OPENDP)
-    claim = "no epsilon is claimed"
-    if report.claimed_epsilon is not None:
-        claim = (
-            f"(ε, δ)-differential privacy, ε = {number(report.claimed_epsilon)}, δ = "
-            f"{number(report.delta)}"
-        )
-        if report.epsilon_refuted_by:
-            claim += f", not known to hold with {', '.join(report.epsilon_refuted_by)}"
-    yield CardRow(f"Guarantee, {held}", claim, both)
+    both, epsilon, refuted = (NIST, OPENDP), report.epsilon_that_holds, report.epsilon_refuted_by
+    claim = "no epsilon is known to hold" if refuted else "no epsilon is claimed"
+    if epsilon is not None:
+        claim = f"(ε, δ)-differential privacy, ε = {number(epsilon)}, δ = {number(report.delta)}"
+        claim += report.of_items
+    if report.claimed_epsilon is not None and epsilon != report.claimed_epsilon:
+        stated = number(report.claimed_epsilon)
+        claim += f"; the claimed ε = {stated} is not known to hold with {', '.join(refuted)}"
+    yield CardRow(f"Guarantee, {standing(report)}", claim, both)
     yield CardRow("Neighboring data sets", adjacency_words(report), both)
     yield CardRow(
         "Trust model", "central: the party that trains sees data and gradients without noise", both
@@ -360,7 +360,7 @@ def _accounting(report: AuditReport) -> str:
     only = ", for the stated noise and clipping, which did not run"
     return (
         f"privacy loss distributions: ε = {number(report.epsilon_spent)} at δ = "
-        f"{number(report.delta)}{only if refuted_mechanism(report) else ''}{by}"
+        f"{number(report.delta)}{report.of_items}{only if refuted_mechanism(report) else ''}{by}"
     )
 
 
@@ -392,6 +392,8 @@ def _answer(report: AuditReport, group: CheckGroup) -> CardAnswer:
         answer = f"{'undecided' if group.status == 'undecided' else 'accepted'}: {titles}"
     elif group.name == "Total epsilon" and refuted_mechanism(report):
         answer = "only for the stated noise and clipping, which did not run"
+    elif group.name == "Total epsilon" and report.epsilon_that_holds != report.claimed_epsilon:
+        answer = f"only without {listed(report.epsilon_refuted_by)}, which the owner accepts"
     elif report.trainings is not None:
         passed = report.verdict.outcome == "PASS"
         answer = "not refuted" if passed else "not confirmed"
@@ -476,6 +478,7 @@ def privacy_block(report: AuditReport, facts: Mapping[str, str] = {}) -> dict[st
         "audit_outcome": report.verdict.outcome,
         "finding": root.finding if root else None,
         "accepted_findings": list(report.verdict.allowed) or None,
+        "epsilon_that_holds": report.epsilon_that_holds if report.epsilon_refuted_by else None,
         "epsilon_claimed": report.claimed_epsilon,
         "epsilon_spent": None if refuted_mechanism(report) else report.epsilon_spent,
         "epsilon_proved_at_least": report.epsilon_lower,
@@ -518,11 +521,12 @@ def registry_entry(report: AuditReport, facts: Mapping[str, str]) -> dict[str, A
     The layout is that of the files in https://github.com/opendp/deployments-registry-data. A claim
     that is refuted is described, and is no parameter of the entry.
     """
-    claim = f"epsilon {report.claimed_epsilon} at delta {report.delta:g}"
+    epsilon = report.epsilon_that_holds
+    claim = f"epsilon {epsilon} at delta {report.delta:g}{report.of_items}"
     loss: dict[str, Any] = {"privacy_unit": "record-level"}
-    if report.claimed_epsilon is not None:
+    if epsilon is not None:
         if report.verdict.outcome != "VIOLATION":
-            loss["privacy_parameters"] = {"epsilon": report.claimed_epsilon, "delta": report.delta}
+            loss["privacy_parameters"] = {"epsilon": epsilon, "delta": report.delta}
         loss["privacy_parameters_description"] = f"{claim}, {standing(report)} (by lightning-audit)"
     deployment: dict[str, dict[str, Any]] = {
         "product": {"data_product_type": "Machine learning model"},
@@ -536,7 +540,7 @@ def registry_entry(report: AuditReport, facts: Mapping[str, str]) -> dict[str, A
         "implementation": {"mechanisms": mechanism(report)},
     }
     if report.epsilon_spent is not None and not refuted_mechanism(report):
-        spent = f"epsilon {report.epsilon_spent:.4g} at delta {report.delta:g}"
+        spent = f"epsilon {report.epsilon_spent:.4g} at delta {report.delta:g}{report.of_items}"
         deployment["accounting"]["composition"] = (
             f"privacy loss distributions over {report.steps} steps: {spent}"
         )

@@ -12,6 +12,7 @@ from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.composition import Adjacency
 from lightning_audit.accounting.history import Phase
+from lightning_audit.accounting.spending import composed_epsilon
 from lightning_audit.canaries.gradient import GradientCanary, default_mix
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.check import REGISTRY
@@ -118,6 +119,15 @@ class AuditConfig(OutcomeSettings):
         """Relation of neighboring data sets for which epsilon is claimed."""
         stated = self.claim.adjacency if self.claim else None
         return stated or "add_remove"
+
+    @property
+    def items(self) -> int:
+        """Number of items of a record for which epsilon is claimed."""
+        return self.claim.items_per_record if self.claim else 1
+
+    def epsilon_of(self, history: Sequence[Phase]) -> float | None:
+        """Return the epsilon of these steps at the claim's neighbors; None if a rate is unknown."""
+        return composed_epsilon(history, self.delta, self.adjacency, items=self.items)
 
     @property
     def mechanism_alone(self) -> bool:
@@ -437,6 +447,7 @@ def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
         "bounds": list(settings["bounds"]),
         "adjacency": claim.get("adjacency") or "add_remove",
         "private_dataset_size": bool(claim.get("private_dataset_size")),
+        "items_per_record": claim.get("items_per_record") or 1,
         **{f"claim.{name}": claim.get(name) for name in _MECHANISM},
         **{f"resolution.{name}": value for name, value in settings["resolution"].items()},
     }

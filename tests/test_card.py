@@ -49,14 +49,17 @@ def test_the_guarantee_has_the_standing_that_the_verdict_gives_it():
     assert guarantee(made_report("INCONCLUSIVE")) == "Guarantee, claimed and not confirmed"
 
 
-def test_what_the_owner_accepts_and_what_it_refutes_is_in_the_guarantee():
-    report = made_report(epsilon_refuted_by=("sampling.not_poisson",))
+@pytest.mark.parametrize("spent", [3.0, 13.0])
+def test_what_the_owner_accepts_and_what_it_refutes_is_in_the_guarantee(spent):
+    report = made_report(spent=spent, epsilon_refuted_by=("sampling.not_poisson",))
     verdict = dataclasses.replace(report.verdict, allowed=("sampling.not_poisson",))
     row = cards.privacy_card(dataclasses.replace(report, verdict=verdict), {}, "t").rows[
         "guarantee"
     ][0]
-    assert row.title.endswith("except sampling.not_poisson, which the owner accepts")
-    assert row.text.endswith("not known to hold with sampling.not_poisson")
+    assert row.title.startswith("Guarantee, except sampling.not_poisson, which the owner accepts: ")
+    assert row.title.endswith("claimed, and no other fault was found")
+    assert ("not known to hold" in row.text) == (spent > 8.0)
+    assert f"ε = {max(spent, 8.0):g}," in row.text
 
 
 def test_no_epsilon_is_made_up():
@@ -420,3 +423,52 @@ def test_the_code_of_the_page_of_docs_makes_a_model_card(tmp_path, monkeypatch):
     assert card.data.privacy["audit_outcome"] == "PASS"
     assert "# Mine" in card.text
     assert "\n## Privacy\n" in card.text
+
+
+def not_poisson(spent: float = 13.7) -> AuditReport:
+    """A pass with batches that are not Poisson, which the user allows."""
+    found = {"loader": "DataLoader with RandomSampler", "poisson": False}
+    report = made_report(spent=spent, epsilon_refuted_by=("sampling.not_poisson",))
+    checks = tuple(
+        dataclasses.replace(check, status="allowed", evidence=found)
+        if check.name == "sampling.not_poisson"
+        else check
+        for check in report.checks
+    )
+    verdict = dataclasses.replace(report.verdict, allowed=("sampling.not_poisson",))
+    return dataclasses.replace(report, checks=checks, verdict=verdict)
+
+
+def test_block_and_registry_state_what_was_found_with_an_allowed_finding():
+    report = not_poisson()
+    block, entry = cards.privacy_block(report), cards.registry_entry(report, {})["deployment"]
+    accepted = "except sampling.not_poisson, which the owner accepts: "
+    assert block["guarantee"] == f"{accepted}claimed, and no other fault was found"
+    assert block["epsilon_that_holds"] == 13.7
+    loss = entry["privacy_loss"]
+    assert loss["privacy_parameters"]["epsilon"] == 13.7
+    assert accepted in loss["privacy_parameters_description"]
+    for mechanism in (block["mechanism"], entry["implementation"]["mechanisms"]):
+        assert "Poisson sampling at rate" not in mechanism
+        assert "batches are not Poisson-sampled (DataLoader with RandomSampler)" in mechanism
+    told = "only without sampling.not_poisson, which the owner accepts"
+    assert answers(report)["Total epsilon"] == ("?", told)
+
+
+def test_a_claim_above_what_holds_stays_the_guarantee():
+    report = not_poisson(spent=5.0)
+    assert cards.registry_entry(report, {})["deployment"]["privacy_loss"]["privacy_parameters"] == {
+        "epsilon": 8.0,
+        "delta": report.delta,
+    }
+    assert "not known to hold" not in cards.privacy_card(report, {}, "t").rows["guarantee"][0].text
+    assert answers(report)["Total epsilon"] == ("✓", "no fault found")
+
+
+def test_no_epsilon_is_known_if_none_holds_with_an_allowed_finding():
+    report = dataclasses.replace(not_poisson(), epsilon_spent=None, claimed_epsilon=None)
+    row = cards.privacy_card(report, {}, "t").rows["guarantee"][0]
+    assert row.text == "no epsilon is known to hold"
+    assert (
+        "privacy_parameters" not in cards.registry_entry(report, {})["deployment"]["privacy_loss"]
+    )

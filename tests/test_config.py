@@ -16,6 +16,7 @@ from torch.nn import functional
 from training_support import report_in, status, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation, Resolution
+from lightning_audit.accounting.history import Phase
 from lightning_audit.config import AuditConfig, describe_changes
 from lightning_audit.testing.faulty import ClipAtTwice, HalfNoise, ScaledNoise
 from lightning_audit.verdict.judge import OutcomeSettings
@@ -41,6 +42,19 @@ def test_adjacency_and_private_size_are_the_claims_and_usual_without_one():
     assert (config().adjacency, config().private_size) == ("add_remove", False)
     assert config(claim=PrivacyClaim(adjacency="replace_one")).adjacency == "replace_one"
     assert config(claim=PrivacyClaim(private_dataset_size=True)).private_size
+
+
+def test_the_items_of_a_record_are_a_setting_whose_change_at_a_resume_is_noted():
+    one, two = config(), config(claim=PrivacyClaim(items_per_record=2))
+    assert (one.items, two.items) == (1, 2)
+    assert two.settings()["claim"]["items_per_record"] == 2
+    (note,) = describe_changes(one.settings(), two.settings(), 7)
+    assert note.startswith("items_per_record=1 until step 7, 2 from then on")
+    earlier = config(claim=PrivacyClaim(delta=1e-5)).settings()
+    del earlier["claim"]["items_per_record"]  # of a release without it
+    assert describe_changes(earlier, one.settings(), 7) == []
+    phases = [Phase(1.0, 0.05, 30)]
+    assert two.epsilon_of(phases) > one.epsilon_of(phases) == config().epsilon_of(phases)
 
 
 def test_every_field_is_an_argument_and_a_setting_of_the_report_under_its_own_name():

@@ -61,6 +61,12 @@ class PrivacyClaim:
             regardless of an accountant that assumes Poisson batches. If an epoch takes several
             steps on a batch, the largest number of steps on one batch counts. "add_remove" then
             zeroes out the gradients of a record. None or "poisson" for Poisson batches.
+        items_per_record: Largest number of items of the data set that read one record: 2 if item i
+            is made of rows i and i + 1, ceil(w / s) for sliding windows of w rows at a stride of
+            s, 3 if a record is in the data set three times. Neighboring data sets then differ by
+            all items of a record: epsilon is composed for a group of that many (see
+            `lightning_audit.accounting.composition.epsilon_of_history`); with shuffled batches
+            they count as in one batch. 1 if each item is a record of its own.
         new_data: True if this training shares no record with the earlier one whose parameters it
             continues, so that its own steps alone must keep ``epsilon``. None or False to compose
             the steps of both.
@@ -93,11 +99,12 @@ class PrivacyClaim:
     noise_coefficients: Sequence[float] | None = None
     sampling: Sampling | None = None
     new_data: bool | None = None
+    items_per_record: int = 1
 
     def __post_init__(self) -> None:
         stated = {field.name: getattr(self, field.name) for field in fields(self)}
         given = {name: value for name, value in stated.items() if value is not None}
-        if not given:
+        if [*given] == ["items_per_record"] and self.items_per_record == 1:
             names = ", ".join(field.name for field in fields(self))
             raise ValueError(f"PrivacyClaim() claims nothing; give at least one of {names}.")
         for name, value in given.items():
@@ -157,10 +164,11 @@ class PrivacyClaim:
         if delta is None:
             delta = self._known("composed_epsilon", "delta")[0]
         history, adjacency = self.history(), self.adjacency or "add_remove"
+        items = self.items_per_record
         if self.sampling == "shuffled":
             sigma = history[0].noise_multiplier
-            return epsilon_of_passes(sigma, passes_of(history), delta, adjacency)
-        return epsilon_of_history(history, delta, adjacency=adjacency)
+            return epsilon_of_passes(sigma / items, passes_of(history), delta, adjacency)
+        return epsilon_of_history(history, delta, adjacency=adjacency, items=items)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the claim as plain values by name: ``PrivacyClaim(**values)`` restores it."""
@@ -236,6 +244,7 @@ _CHECKS: dict[str, Callable[[str, Any, str], Any]] = {
     "noise_coefficients": _coefficients,
     "sampling": _sampling,
     "new_data": _flag,
+    "items_per_record": _validate.positive_int,
 }
 _ADVICE = {
     "epsilon": "leave it out to take the accountant's own epsilon",
@@ -250,4 +259,5 @@ _ADVICE = {
     "noise_coefficients": "such as (1.0, -0.5, -0.25), the weight of the present draw first",
     "sampling": "or leave it out for poisson, which accountants assume",
     "new_data": "True if no record was in the training that this one continues",
+    "items_per_record": "1 if each item of the data set is a record of its own",
 }

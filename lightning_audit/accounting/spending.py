@@ -173,6 +173,7 @@ def epsilon_claim(
     delta: float,
     *,
     optimizers: int = 1,
+    items: int = 1,
 ) -> EpsilonClaim:
     """Return the epsilon claimed by the user, else by the accountants for the steps so far.
 
@@ -188,6 +189,8 @@ def epsilon_claim(
         links: The accountants.
         delta: Delta of the claim, in (0, 1).
         optimizers: Number of private optimizers.
+        items: Items of a record. Accountants state the epsilon of one; that of several is composed
+            from their histories.
 
     Returns:
         The claim; its epsilon is None if no one states one.
@@ -205,10 +208,10 @@ def epsilon_claim(
     if not asked:
         return _NOBODY
     kinds = sorted({accountant.mechanism() for accountant in asked})
-    if kinds == ["prv"] and all(map(_is_of_opacus, asked)):
-        epsilon = composed_epsilon(_steps_of(asked), delta)
+    if items > 1 or (kinds == ["prv"] and all(map(_is_of_opacus, asked))):
+        epsilon = composed_epsilon(_steps_of(asked), delta, items=items)
         if epsilon is not None:
-            return EpsilonClaim(epsilon, "the history of Opacus' prv accountant")
+            return EpsilonClaim(epsilon, f"the history of Opacus' {' and '.join(kinds)} accountant")
     name = f"Opacus' {kinds[0]} accountant"
     if len(asked) > 1:
         name = f"the history of Opacus' {len(asked)} {' and '.join(kinds)} accountants"
@@ -267,6 +270,7 @@ def costlier(
     told: Sequence[Phase],
     delta: float,
     adjacency: Adjacency = "add_remove",
+    items: int = 1,
 ) -> Sequence[Phase]:
     """Return the steps from which the spent epsilon is composed: the history that costs more.
 
@@ -278,13 +282,16 @@ def costlier(
         told: phases of the accountants, see `steps_told`.
         delta: the delta.
         adjacency: see `lightning_audit.accounting.composition.epsilon_of_history`.
+        items: see `lightning_audit.accounting.composition.epsilon_of_history`.
 
     Returns:
         One of the two; ``history`` if a sample rate is unknown.
     """
     if not told or set(told) == set(merge(history)):
         return history
-    seen, recorded = (composed_epsilon(steps, delta, adjacency) for steps in (history, told))
+    seen, recorded = (
+        composed_epsilon(steps, delta, adjacency, items=items) for steps in (history, told)
+    )
     return history if seen is None or recorded is None or recorded <= seen else told
 
 
@@ -428,6 +435,7 @@ def composed_epsilon(
     adjacency: Adjacency = "add_remove",
     rounding: Literal["mean", "up"] = "mean",
     resolution: float = RESOLUTION,
+    items: int = 1,
 ) -> float | None:
     """Return the epsilon of a history, with noise multipliers rounded if there are many.
 
@@ -437,6 +445,7 @@ def composed_epsilon(
         adjacency: see `lightning_audit.accounting.composition.epsilon_of_history`.
         rounding: "mean" for an epsilon spent, "up" for a lower bound.
         resolution: see `lightning_audit.accounting.composition.epsilon_of_history`.
+        items: see `lightning_audit.accounting.composition.epsilon_of_history`.
 
     Returns:
         Epsilon; None if a sample rate is unknown.
@@ -446,7 +455,9 @@ def composed_epsilon(
     # Twelve buckets change the epsilon of a steep noise schedule by about a percent.
     short = compress(history, max_phases=12, rounding=rounding)
     lower = rounding == "up"
-    return epsilon_of_history(short, delta, adjacency=adjacency, lower=lower, resolution=resolution)
+    return epsilon_of_history(
+        short, delta, adjacency=adjacency, lower=lower, resolution=resolution, items=items
+    )
 
 
 # --- The number of steps that a training may still take within a claimed epsilon.
@@ -465,6 +476,7 @@ def steps_within(
     told: tuple[Sequence[Phase], Sequence[Phase]] | None = None,
     planned: int | None = None,
     adjacency: Adjacency = "add_remove",
+    items: int = 1,
 ) -> int | None:
     """Return how often ``coming`` may follow a history before the claimed epsilon is exceeded.
 
@@ -482,6 +494,7 @@ def steps_within(
         planned: How often ``coming`` is planned to repeat, >= 1, which bounds the search; None
             bounds it by `MOST_ASKED`.
         adjacency: See `lightning_audit.accounting.composition.epsilon_of_history`.
+        items: See `lightning_audit.accounting.composition.epsilon_of_history`.
 
     Returns:
         The number: 0 if the next step is too much, ``planned`` if all fit, None if a sample rate
@@ -503,7 +516,7 @@ def steps_within(
         found = []
         for before, each in courses:
             rounds = [replace(phase, steps=phase.steps * times) for phase in each]
-            found.append(composed_epsilon([*before, *rounds], delta, adjacency))
+            found.append(composed_epsilon([*before, *rounds], delta, adjacency, items=items))
         return max(math.inf if one is None else one for one in found)
 
     if any(phase.sample_rate is None for course in courses for part in course for phase in part):

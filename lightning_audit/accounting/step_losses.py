@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,13 @@ Floats = NDArray[np.float64]
 _LOG_TAIL = -50.0
 #: Orders of the Chernoff bound on the tails of a sum, times the number of grid points.
 _ORDERS = np.arange(1.0, 21.0)
+#: Newton steps to an outcome by its loss, and the least loss that they find.
+_NEWTON_STEPS, _LEAST = 12, 1e6
 
 
-def step_losses(sigma: float, sample_rate: float, grid: float) -> PrivacyLossDistribution:
+def step_losses(
+    sigma: float, sample_rate: float, grid: float, items: int = 1
+) -> PrivacyLossDistribution:
     r"""Return the privacy loss distribution of one Poisson-subsampled Gaussian step.
 
     That of ``from_gaussian_mechanism`` of dp-accounting for a record that is added or removed, up
@@ -33,26 +38,35 @@ def step_losses(sigma: float, sample_rate: float, grid: float) -> PrivacyLossDis
 
     with y = 1/2 + sigma^2 L(-e). These are joined by the connect-the-dots algorithm.
 
+    Of a record with k items, each of which joins the batch with probability q, the step is
+    dominated by a mixture of Gaussians whose sensitivity is binomial, Bin(k, q): q becomes
+    Q = 1 - (1 - q)^k, and the terms with a shift of 1 become means over shifts of 1 to k, with the
+    weights of Bin(k, q) above 0 (Ganesh 2024). There L has no closed inverse; Newton's method
+    finds it. Weights beyond a tail of exp(-50) count as an infinite loss.
+
     Args:
         sigma: Noise multiplier, > 0.
-        sample_rate: Probability q in (0, 1] with which the record joins the batch.
+        sample_rate: Probability q in (0, 1] with which an item joins the batch.
         grid: Width of the grid of losses, in nats, > 0.
+        items: Number k >= 1 of items that are added or removed together.
 
     Returns:
         The distribution; its composition with itself is as fast.
 
     References:
         Doroshenko et al., "Connect the dots: tighter discrete approximations of privacy loss
-        distributions", PoPETs 2022(4), arXiv:2207.04380, Algorithm 1.
+        distributions", PoPETs 2022(4), arXiv:2207.04380, Algorithm 1. Ganesh, "Tight group-level
+        DP guarantees for DP-SGD with sampling via mixture of Gaussians mechanisms", 2024,
+        arXiv:2401.10294.
     """
     reach = -sigma * float(special.ndtri(0.5 * math.exp(_LOG_TAIL)))
-    lowest, highest = (_loss(x, sigma, sample_rate) for x in (reach, -reach - 1.0))
-    removed = _connected(lowest, highest, grid, lambda e: _removed(e, sigma, sample_rate))
+    group = _Group.of(sigma, sample_rate, items)
+    lowest, highest = (group.loss(x) for x in (reach, -reach - group.shifts[-1]))
+    removed = _connected(lowest, highest, grid, group.removed)
     if sample_rate == 1.0:
         return PrivacyLossDistribution(removed)
-    lowest, highest = (-_loss(-x, sigma, sample_rate) for x in (reach + 1.0, -reach))
-    added = _connected(lowest, highest, grid, lambda e: _added(e, sigma, sample_rate))
-    return PrivacyLossDistribution(removed, added)
+    lowest, highest = (-group.loss(-x) for x in (reach + group.shifts[-1], -reach))
+    return PrivacyLossDistribution(removed, _connected(lowest, highest, grid, group.added))
 
 
 class _Losses(DensePLDPmf):  # type: ignore[misc]
@@ -109,38 +123,83 @@ def _connected(lowest: float, highest: float, grid: float, delta: Any) -> _Losse
     return _Losses(grid, begin, np.maximum(probs, 0.0), float(deltas[-1]), True)
 
 
-def _loss(x: float, sigma: float, rate: float) -> float:
-    """Return the loss at an outcome ``x`` if the record that is removed shifts it to -1."""
-    log_out = math.log1p(-rate) if rate < 1.0 else -math.inf
-    return float(np.logaddexp(log_out, math.log(rate) - (0.5 + x) / sigma**2))
+@dataclass(frozen=True)
+class _Group:
+    """Items that are added or removed together, of which some join a step's batch.
 
+    Args:
+        sigma: noise multiplier.
+        log_out: logarithm of the probability that none of them joins.
+        joins: probability that any of them joins.
+        shifts: how many of them join, if any does, ``[j]``.
+        weights: the probability of each, ``[j]``.
+        lost: probability of other numbers, at most exp(-50), which counts as an infinite loss.
+    """
 
-def _unsampled(loss: Floats, rate: float) -> Floats:
-    """Return L, the loss without subsampling; for a loss above log(1 - rate)."""
-    up, down = np.maximum(loss, 0.0), np.minimum(loss, 0.0)
-    high = up - math.log(rate) + np.log(rate * np.exp(-up) - np.expm1(-up))
-    return np.where(loss > 0.0, high, np.log1p(np.expm1(down) / rate))
+    sigma: float
+    log_out: float
+    joins: float
+    shifts: Floats
+    weights: Floats
+    lost: float
 
+    @classmethod
+    def of(cls, sigma: float, rate: float, items: int) -> _Group:
+        """Return the items, each of which joins with probability ``rate``."""
+        log_out = float(special.xlog1py(items, -rate))
+        joins, counts = -math.expm1(log_out), np.arange(1.0, items + 1.0)
+        ways = -np.log(items + 1.0) - special.betaln(items - counts + 1.0, counts + 1.0)
+        logs = ways + special.xlogy(counts, rate) + special.xlog1py(items - counts, -rate)
+        kept = logs > _LOG_TAIL - math.log(items)
+        weights = np.exp(logs) / joins
+        return cls(sigma, log_out, joins, counts[kept], weights[kept], weights[~kept].sum())
 
-def _removed(loss: Floats, sigma: float, rate: float) -> Floats:
-    """Return delta at each epsilon, ``[n]``, if a record is removed."""
-    inside = loss > (math.log1p(-rate) if rate < 1.0 else -math.inf)
-    deltas = -np.expm1(np.minimum(loss, 0.0))
-    unsampled = _unsampled(loss[inside], rate)
-    z = (-0.5 - sigma**2 * unsampled) / sigma
-    outside = np.exp(unsampled + special.log_ndtr(z))
-    deltas[inside] = rate * (special.ndtr(z + 1.0 / sigma) - outside)
-    return deltas
+    def loss(self, x: float) -> float:
+        """Return the loss at an outcome ``x`` if items that are removed shift it down."""
+        terms = -(self.shifts * x + 0.5 * self.shifts**2) / self.sigma**2
+        joined = math.log(self.joins) + special.logsumexp(terms, b=self.weights)
+        return float(np.logaddexp(self.log_out, joined))
 
+    def removed(self, loss: Floats) -> Floats:
+        """Return delta at each epsilon, ``[n]``, if the items are removed."""
+        inside = loss > self.log_out
+        deltas = -np.expm1(np.minimum(loss, 0.0))
+        unsampled = self._unsampled(loss[inside])
+        z = -self._outcome(unsampled) / self.sigma
+        outside = np.exp(unsampled + special.log_ndtr(z))
+        deltas[inside] = self.joins * (self._mean_ndtr(z, 1.0) + self.lost - outside)
+        return deltas
 
-def _added(loss: Floats, sigma: float, rate: float) -> Floats:
-    """Return delta at each epsilon, ``[n]``, if a record is added."""
-    deltas = np.zeros_like(loss)
-    inside = loss < -math.log1p(-rate)
-    epsilon = loss[inside]
-    z = (0.5 + sigma**2 * _unsampled(-epsilon, rate)) / sigma
-    joins = rate * np.exp(epsilon)
-    deltas[inside] = (joins - np.expm1(epsilon)) * special.ndtr(z) - joins * special.ndtr(
-        z - 1.0 / sigma
-    )
-    return deltas
+    def added(self, loss: Floats) -> Floats:
+        """Return delta at each epsilon, ``[n]``, if the items are added."""
+        deltas = np.zeros_like(loss)
+        inside = loss < -self.log_out
+        epsilon = loss[inside]
+        z = self._outcome(self._unsampled(-epsilon)) / self.sigma
+        with np.errstate(divide="ignore"):  # of underflow, which makes delta larger
+            outside = np.exp(epsilon + np.log(self.joins * self._mean_ndtr(z, -1.0)))
+        deltas[inside] = -np.expm1(epsilon + self.log_out) * special.ndtr(z) - outside
+        return deltas
+
+    def _unsampled(self, loss: Floats) -> Floats:
+        """Return L, the loss if some items joined, ``[n]``; for losses above ``log_out``."""
+        return loss + np.log(-np.expm1(self.log_out - loss)) - math.log(self.joins)
+
+    def _mean_ndtr(self, z: Floats, sign: float) -> Floats:
+        """Return the mean over the shifts of the normal distribution function, ``[n]``."""
+        found: Floats = np.dot(
+            self.weights, special.ndtr(z + sign * self.shifts[:, None] / self.sigma)
+        )
+        return found
+
+    def _outcome(self, unsampled: Floats) -> Floats:
+        """Return the outcome, ``[n]``, whose loss of joining is ``unsampled``."""
+        # The largest term alone has the loss here, so that the sum has at least that.
+        shifts, logs, square = self.shifts[:, None], np.log(self.weights)[:, None], self.sigma**2
+        target = np.maximum(unsampled, -_LEAST)
+        x: Floats = np.min((square * (target - logs) + 0.5 * shifts**2) / shifts, axis=0)
+        for _ in range(_NEWTON_STEPS if len(shifts) > 1 else 0):  # convex: it falls to the root
+            terms = np.exp(logs + (shifts * x - 0.5 * shifts**2) / square - target)
+            total = terms.sum(axis=0)
+            x -= square * np.log(total) * total / (shifts * terms).sum(axis=0)
+        return x

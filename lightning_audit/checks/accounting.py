@@ -14,7 +14,7 @@ from lightning_audit.accounting.history import Phase, StepHistory
 from lightning_audit.checks.check import MEASURED, OF_BATCHES, Check, FaultRule
 from lightning_audit.checks.sampling import LEDGER_DRAWS, SAMPLING_RATE, DrawnBatches
 from lightning_audit.record.store import Observation, RecordHeader
-from lightning_audit.results.audit_report import CheckResult, OperatingPoint
+from lightning_audit.results.audit_report import CheckResult, OperatingPoint, items_words
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.canary_bets import Claim, LeakageBet, LeastLogs, ProvedPart, SignalBet
 from lightning_audit.stats.counts import ConfusionCounts
@@ -179,6 +179,8 @@ def accounting_result(
     how: str = AS_LOSS_DISTRIBUTIONS,
     planned: PlannedCost | None = None,
     continues: bool = False,
+    delta_above: bool = False,
+    items: int = 1,
 ) -> CheckResult:
     """Compare the composed epsilon with the claim.
 
@@ -193,11 +195,14 @@ def accounting_result(
         how: how the steps were composed.
         planned: what the training will cost, if it was stopped before its first step.
         continues: whether ``epsilon_spent`` includes the fits that this one continues.
+        delta_above: whether ``delta`` is above one over the number of records.
+        items: of a record, for all of which the steps are composed.
 
     Returns:
         The result of the check `accounting`.
     """
     evidence = {"epsilon_spent": epsilon_spent, "claimed_epsilon": claimed_epsilon, "delta": delta}
+    evidence |= {"delta_above_records": True} if delta_above else {}
     if planned is not None and claimed_epsilon is not None:
         wrong = f"{planned.at(delta)} {how}, {source} says {claimed_epsilon:.4g} (claimed)"
         return ACCOUNTING.judged(
@@ -207,9 +212,9 @@ def accounting_result(
         unknown = lack or "the sample rate is unknown"
         lacks = unknown if epsilon_spent is None else "no epsilon is claimed"
         return ACCOUNTING.not_run(f"not compared: {lacks}", evidence)
-    between = ""
+    between = items_words(items)
     if epsilon_by_removal is not None:
-        between = " if a record is replaced"
+        between += " if a record is replaced"
         evidence["epsilon_by_removal"] = epsilon_by_removal
     # Two ways to compose the same steps give slightly different numbers.
     numbers = (

@@ -261,6 +261,7 @@ class Answer:
             if a few more replays do not show it.
         where: the code in which records meet before a step; empty if they do not.
         before: why that could not be tested; empty if it was.
+        shared: how many items of the data set read one record.
         reason: why the test was not run; empty if it was.
     """
 
@@ -273,6 +274,7 @@ class Answer:
     kind: str = ""
     where: str = ""
     before: str = ""
+    shared: int = 1
 
     def describe(self) -> str:
         """Return the answer in one line."""
@@ -485,6 +487,17 @@ def _alike(findings: Sequence[Finding]) -> bool:
 
 # --- The check `coupling`: whether each record's gradient depends on that record alone.
 
+
+def _of_coupling(found: CheckResult) -> str:
+    if (shared := found.evidence.get("shared")) is None:
+        return unanswered(found)
+    return (
+        f"{found.name}: one row of the data set is read by up to {shared} items, so that a record "
+        f"is up to {shared} of those for which epsilon is composed; state "
+        f"PrivacyClaim(items_per_record={shared}), or give each item rows of its own"
+    )
+
+
 COUPLING = Check(
     "coupling",
     "a record's gradient depends on the others in its batch",
@@ -498,9 +511,9 @@ COUPLING = Check(
     topic="Clipping",
     always=True,
     wrong=lambda seen: seen["step"] is not None,
-    blocks=unanswered,
+    blocks=_of_coupling,
     private=True,
-    public=("before", "met_in", "message"),
+    public=("before", "met_in", "shared", "message"),
     fine="no record's gradient depended on the others in its batch",
     faults=(
         FaultRule(
@@ -545,6 +558,7 @@ class Coupling:
         reason: why a batch could not be compared; empty if all could.
         where: the code before the step in which records meet; empty if they meet in the step.
         before: why it could not be tested whether they meet there; empty if it was.
+        shared: how many items of the data set read one record.
     """
 
     replays: int = 0
@@ -553,21 +567,24 @@ class Coupling:
     reason: str = ""
     where: str = ""
     before: str = ""
+    shared: int = 1
 
     def take(self, step: int, answer: Answer) -> None:
         """Update with the answer at a step."""
         self.replays += answer.asked
         self.reason = answer.reason or self.reason
+        self.shared = max(self.shared, answer.shared)
         self.before = answer.before or (self.before if answer.reason else "")
         if answer.findings and self.step is None:
             self.step, self.change = step, answer.findings[0].rounded
             self.where = answer.where
 
-    def result(self, off: str = "") -> CheckResult:
+    def result(self, off: str = "", items: int = 1) -> CheckResult:
         """Return the result of `coupling`.
 
         Args:
             off: why nothing is examined, or empty.
+            items: of a record, for which epsilon is claimed.
         """
         if not self.replays:
             return COUPLING.not_run(NOT_ASKED.format(self.reason or off or NOT_EXAMINED))
@@ -578,6 +595,8 @@ class Coupling:
         }
         if self.before:
             evidence["before"] = self.before
+        if self.shared > items:
+            evidence["shared"] = self.shared
         size = "" if self.change is None else f" by {self.change:g} of its norm"
         if self.where:
             met = (

@@ -79,12 +79,14 @@ class Promise:
         delta: of that epsilon, in (0, 1).
         adjacency: of the neighboring data sets.
         private_size: whether the number of records is private.
+        items: of the data set that a record makes.
     """
 
     claimed_epsilon: float | None
     delta: float
     adjacency: Adjacency = "add_remove"
     private_size: bool = False
+    items: int = 1
 
 
 def batch_size_result(
@@ -116,7 +118,8 @@ def batch_size_result(
     """
     if expected != int(records * sample_rate):
         return None
-    others = sorted({int((records + more) * sample_rate) for more in (-1, 1)} - {int(expected)})
+    few = -promise.items, promise.items
+    others = sorted({int((records + more) * sample_rate) for more in few} - {int(expected)})
     evidence: dict[str, object] = {"expected_batch_size": expected, "of_neighbours": others}
     divided = f"gradients are divided by int(records * sample_rate) = {expected:g}"
     if not others:

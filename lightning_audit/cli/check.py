@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
+from lightning_audit.accounting.composition import exceeds
+from lightning_audit.checks.accounting import ACCOUNTING
 from lightning_audit.cli.formats import Checked, Remark, exit_code, named
 from lightning_audit.cli.main import Refused, non_negative, positive
 from lightning_audit.files import visible
@@ -43,7 +45,7 @@ def another_training(old: AuditReport, new: AuditReport) -> str:
     facts = {
         "delta": (old.delta, new.delta),
         "private optimizers": (_labels(old), _labels(new)),
-        "adjacency": (_adjacency(old), _adjacency(new)),
+        "adjacency": (_adjacency(old) + old.of_items, _adjacency(new) + new.of_items),
         "data sets of many trainings": (_pair(old), _pair(new)),
     }
     tensors = _tensors(old), _tensors(new)
@@ -156,7 +158,8 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-epsilon",
         type=positive,
         metavar="X",
-        help="fail also if the proved or the spent epsilon exceeds X",
+        help="fail also if the proved or the spent epsilon exceeds X (default: the claim, "
+        "where allowed findings refute it)",
     )
     parser.add_argument(
         "--baseline",
@@ -227,7 +230,8 @@ def checked(
         path: of the report.
         training: see `Checked`.
         place: see `Checked`.
-        max_epsilon: what neither the proved nor the spent epsilon may exceed; None for no limit.
+        max_epsilon: what neither the proved nor the spent epsilon may exceed; None for the claim,
+            where an allowed finding refutes it.
         error: why the report cannot be found; None to read it.
     """
     try:
@@ -240,7 +244,7 @@ def checked(
     except ReportError as unreadable:
         remark = Remark("unreadable", "INCONCLUSIVE", str(unreadable))
         return Checked(path, training, place, None, (remark,))
-    remarks = [] if max_epsilon is None else _above_budget(report, max_epsilon)
+    remarks = _above_claim(report) if max_epsilon is None else _above_budget(report, max_epsilon)
     return Checked(path, training, place, report, tuple(remarks))
 
 
@@ -331,6 +335,21 @@ def _reports_in(name: str) -> list[str]:
             "audit wrote, or its directory (report_dir, `audit` by default)."
         )
     return paths
+
+
+def _above_claim(report: AuditReport) -> list[Remark]:
+    """Return that the epsilon that holds exceeds the claim, unless the user allows just that."""
+    claimed, spent = report.claimed_epsilon, report.epsilon_spent
+    refuted = report.epsilon_refuted_by
+    if not refuted or ACCOUNTING.name in refuted or claimed is None or spent is None:
+        return []
+    if not exceeds(spent, claimed):
+        return []
+    text = (
+        f"VIOLATION of the claimed epsilon {claimed:g}: with {', '.join(refuted)} allowed, epsilon "
+        f"{spent:.4g} is spent; claim that, or state what you accept by --max-epsilon"
+    )
+    return [Remark("max-epsilon", "VIOLATION", text)]
 
 
 def _above_budget(report: AuditReport, limit: float) -> list[Remark]:

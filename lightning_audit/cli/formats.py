@@ -462,8 +462,9 @@ def as_markdown(checked: Sequence[Checked]) -> str:
     """Return a table of the reports, then the findings of each, in less than `MOST_BYTES`."""
     checked = sorted(checked, key=lambda one: _WORST_FIRST.index(one.outcome))
     head = [MARKER, f"### {_headline(checked)}", "", *_table(checked)]
-    if deltas := sorted({one.report.delta for one in checked if one.report}):
-        shown = ", ".join(f"{delta:g}" for delta in deltas[:3])
+    reports = [one.report for one in checked if one.report]
+    if deltas := sorted({f"{report.delta:g}{report.of_items}" for report in reports}):
+        shown = ", ".join(deltas[:3])
         head += [
             "",
             f"Epsilon at delta {shown}. Proved: a lower bound from the readings. Spent: composed "
@@ -487,14 +488,14 @@ def _fitting(head: str, sections: list[str]) -> list[str]:
 
 def _headline(checked: Sequence[Checked]) -> str:
     outcome = worst(one.outcome for one in checked)
-    which = f"{counts(checked)[outcome]} of {len(checked)} trainings"
+    which, said = f"{counts(checked)[outcome]} of {len(checked)} trainings", str(outcome)
     if len(checked) == 1:
-        which = checked[0].training
+        which, said = checked[0].training, in_markdown(_outcome(checked[0]))
     reasons = [reason for one in checked if one.outcome == outcome for reason in one.reasons]
     first = reasons[0].split("\n")[0] if reasons else ""
     why = f": {in_markdown(first)}" if first else ""
     more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-    return f"{_ICONS[outcome]} Privacy audit: {outcome} ({in_markdown(which)}){why}{more}"
+    return f"{_ICONS[outcome]} Privacy audit: {said} ({in_markdown(which)}){why}{more}"
 
 
 def _table(checked: Sequence[Checked]) -> Iterator[str]:
@@ -509,7 +510,7 @@ def _table(checked: Sequence[Checked]) -> Iterator[str]:
             steps = str(report.steps) if report.trainings is None else length(report)
             numbers = [*epsilons, number(report.claimed_epsilon), steps]
         name = in_markdown(one.training[-200:])
-        cells = [name, f"{_ICONS[one.outcome]} {one.outcome}", *numbers]
+        cells = [name, f"{_ICONS[one.outcome]} {in_markdown(_outcome(one))}", *numbers]
         yield f"| {' | '.join(cells)} |"
     if len(checked) > most:
         yield f"\n{len(checked) - most} more reports are left out."

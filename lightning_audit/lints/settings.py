@@ -590,14 +590,15 @@ def is_empty(batch: Any) -> bool:
 _BYTES = 200_000_000
 
 
-def repeated_indices(data: Any) -> int | None:
+def repeated_indices(data: Any, items: int = 1) -> int | None:
     """Return the number of duplicate records of a data set by their indices.
 
     Args:
+        items: how often each record may be in it.
         data: a data set of any kind; torch's `Subset` and `ConcatDataset` are resolved.
 
     Returns:
-        The number of entries in excess of the distinct records; None if it cannot be determined.
+        The number of entries in excess of ``items`` a record; None if it cannot be determined.
     """
     try:
         places = _places(data)
@@ -608,8 +609,8 @@ def repeated_indices(data: Any) -> int | None:
     for base, indices in places:
         by_base.setdefault(id(base), []).append(indices)
     for parts in by_base.values():
-        indices = np.concatenate(parts)
-        total += len(indices) - len(np.unique(indices))
+        counts = np.unique(np.concatenate(parts), return_counts=True)[1]
+        total += int(np.maximum(counts - items, 0).sum())
     return total
 
 

@@ -12,6 +12,9 @@ Otherwise the step decides: a padding that is masked changes no gradient.
 
 **One item, with the rows of other records moved.** A data set may mix its records itself. While the
 rows of all other records are moved, an item must stay the same, and so must a step on its batch.
+Items that share rows at fixed places (windows over a series) count how many of them read a row: a
+record that is a row is that many items. A store of another length than the data set counts only if
+its rows are at equal distances for items at equal distances; else it is a table that all look up.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -48,8 +51,10 @@ _ENTRIES, _COLUMNS = 10_000_000, 1000
 #: Fewest rows of a store of records, and most bytes of all stores whose rows are moved, and of the
 #: items of a made batch with more than `_MOST` records.
 _ROWS, _BYTES = 32, 2**28
-#: Most rows that an item is found to be made of, and most containers searched for stores.
-_MADE_OF, _PARTS = 4, 8
+#: First rows of a list of integers that are sorted only if they are places in another store.
+_FIRST = 1000
+#: Most rows that an item is found to be made of, of any store and of one; most containers searched.
+_MADE_OF, _WINDOW, _PARTS = 4, 256, 8
 #: Distances of the seeds of items, of collating, of transferring, and of another pair.
 _ITEM, _COLLATE, _TRANSFER, _APART = 31, 1_000_003, 2_000_003, 5_915_587
 #: Seeds under which batches are compared before they count as equal.
@@ -110,6 +115,7 @@ def examine_before_step(
         The answer; its ``before`` says why it could not be tested, ``where`` where records meet.
     """
     records: _Records | None = None
+    test: _Test | None = None
     try:
         records = _Records(source, replay, copied=not forked)
         test = _Test(replay, records, batches, allowed, seed, by_release=not replaced)
@@ -117,18 +123,19 @@ def examine_before_step(
         if forked:
             with contextlib.suppress(_NotAsked):  # an item has memory, which batches begin without
                 answer = test.of_items()
-        return answer or test.of_batches()
+        answer = answer or test.of_batches()
     except _NotAsked as why:
-        return Answer(before=str(why))
+        answer = Answer(before=str(why))
     except Stopped:
         raise
     except Exception as error:  # raised by the user's code
         if raised_in_audit(error):
             raise
-        return Answer(before=f"fetching a record again raised {type(error).__name__}")
+        answer = Answer(before=f"fetching a record again raised {type(error).__name__}")
     finally:
         if records is not None:
             records.put_back()
+    return answer if test is None else replace(answer, shared=test.shared)
 
 
 # --- The records of a training, and the batches made of them.
@@ -303,6 +310,8 @@ class _Test:
         self._replay, self._records, self._batches, self._seed = replay, records, batches, seed
         self._tolerated, self._far = allowed
         self._random = random.Random(seed)
+        #: How many items read one row of the data set, as far as a few items show.
+        self.shared = 1
         #: Whether releases show a record less.
         self._by_release = by_release and not replay.fixed_size and replay.clips_by_opacus
 
@@ -418,7 +427,9 @@ class _Test:
     def of_items(self) -> Answer | None:
         """Move the rows of other records, and test whether an item or a step changes."""
         records, seed = self._records, self._seed
-        stores = list(_stores(records.data))
+        every = [store for store in _stores(records.data) if store.bytes <= _BYTES]
+        stores = [store for store in every if store.size == store.items]
+        self.shared = self._readers([store for store in every if store.is_longer])
         if not stores or sum(store.bytes for store in stores) > _BYTES:
             return None
         read: list[_Store] = []
@@ -428,10 +439,37 @@ class _Test:
                 place = _place(type(_own(records.data)).__getitem__)
                 return _found("an item of several records drawn at random, by", math.inf, 0, place)
             if any({row for _, row in rows_of} != {records.row(key)} for rows_of in made_of):
+                self.shared = max(self.shared, self._readers(stores))
                 return None  # of several records, or of none
             row = records.row(key)
             read = [store for store in stores if _reads(records, store, row, key, seed)]
         return self._of_the_step(read) if read else None
+
+    def _readers(self, stores: Sequence[_Store]) -> int:
+        """Return how many items read one row of a store, by the rows of three items."""
+        records, found = self._records, 1
+        keys = self._random.sample(range(records.size), min(3, records.size))
+        keys.sort(key=records.row)
+        numbers = [records.row(key) for key in keys]
+        apart = max(numbers[-1] - numbers[0], 1)
+        for store in stores:
+            size, own = store.size, store.size == store.items
+            rows = [_rows_of(records, [store], key, self._seed, _WINDOW) for key in keys]
+            read = [np.array(sorted(row for _, row in each)) for each in rows]
+            least = min(map(len, read))
+            if least < 2:
+                continue
+            # Rows at one distance from each item's number; a few may be equal after they moved.
+            step = 1 if own else round((read[-1][0] - read[0][0]) / apart)
+            places = [{*(each - step * at) % size} for each, at in zip(read, numbers, strict=True)]
+            some = set.union(*places)
+            if step > 0 and 2 * len(set.intersection(*places)) >= len(some):
+                used = step * np.array([records.row(key) for key in range(records.size)])
+                counts = sum(np.bincount((used + at) % size, minlength=size) for at in some)
+                found = max(found, int(np.max(counts)))
+            elif own:
+                found = max(found, least)  # on average, as each item reads this many
+        return found
 
     def _of_the_step(self, read: list[_Store]) -> Answer | None:
         """Move the rows of all records that are not in a batch."""
@@ -463,9 +501,20 @@ def _found(name: str, size: float, allowed: float, place: str) -> Answer:
 
 @dataclass(frozen=True)
 class _Store:
-    """A store of records, whose rows can be moved."""
+    """A store of records, whose rows can be moved, of a data set with this many items."""
 
     held: Any
+    items: int
+
+    @property
+    def is_longer(self) -> bool:
+        """Whether it has more rows than there are items, and is no list of places in others."""
+        if self.size <= self.items:
+            return False
+        held = self.held[:_FIRST]
+        if not isinstance(held, list):
+            held = held.reshape(len(held), -1)[:, 0].tolist()
+        return not (all(isinstance(one, int) for one in held) and sorted(held) == held)
 
     @property
     def size(self) -> int:
@@ -480,7 +529,8 @@ class _Store:
     def move(self, begin: int, end: int) -> Callable[[], None]:
         """Replace rows by other rows, which differ; return a function that restores them."""
         held, part = self.held, slice(begin, end)
-        shifted = (np.arange(begin, end) + max(len(held) // 2, 1)) % len(held)
+        # Not by half: a row that reads one that was moved before would get its own value back.
+        shifted = (np.arange(begin, end) + max(len(held) // 3, 1)) % len(held)
         if isinstance(held, list):
             old: Any = held[part]
             held[part] = [held[row] for row in shifted]
@@ -500,8 +550,8 @@ def _stores(data: Any, depth: int = 4) -> Iterator[_Store]:
         for held in (value, *parts):
             if isinstance(held, Dataset) and depth:
                 yield from _stores(held, depth - 1)
-            elif _is_store(held) and len(held) == size >= _ROWS:
-                yield _Store(held)
+            elif _is_store(held) and len(held) >= size >= _ROWS:
+                yield _Store(held, size)
 
 
 def _is_store(held: Any) -> bool:
@@ -523,8 +573,10 @@ def _moved(parts: Iterable[tuple[_Store, tuple[int, int]]]) -> Iterator[None]:
             put_back()
 
 
-def _rows_of(records: _Records, stores: list[_Store], key: int, seed: int) -> set[tuple[int, int]]:
-    """Return which rows of which stores change an item, at most `_MADE_OF`, found by halves."""
+def _rows_of(
+    records: _Records, stores: list[_Store], key: int, seed: int, most: int = _MADE_OF
+) -> set[tuple[int, int]]:
+    """Return which rows of which stores change an item, at most ``most``, found by halves."""
     base = _pytree.tree_map(_clone, records.item(key, seed))
     if not _same(base, records.item(key, seed)):
         raise _NotAsked(_OTHER_BITS)
@@ -540,7 +592,7 @@ def _rows_of(records: _Records, stores: list[_Store], key: int, seed: int) -> se
             found.add((size, key))  # at most the item's own row
             continue
         todo = [(0, size)]
-        while todo and len(found) < _MADE_OF:
+        while todo and len(found) < most:
             begin, end = todo.pop()
             if not depends(size, (begin, end)):
                 continue

@@ -310,7 +310,7 @@ def draw_epsilon(axes: Axes, report: AuditReport) -> list[str]:
     else:
         axes.set_xticks([])
     axes.set_xlabel(unit)
-    axes.set_ylabel(f"epsilon at delta {report.delta:g}")
+    axes.set_ylabel(f"epsilon at delta {report.delta:g}{report.of_items}")
     return list(_notes(report))
 
 

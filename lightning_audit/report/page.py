@@ -378,7 +378,7 @@ def _numbers(report: AuditReport) -> str:
         "claimed ε": report.claimed_epsilon,
     }
     shown = [f"{name} {number(value)}" for name, value in known.items() if value is not None]
-    return ", ".join([*shown, f"δ = {number(report.delta)}", length(report)])
+    return ", ".join([*shown, f"δ = {number(report.delta)}{report.of_items}", length(report)])
 
 
 # --- Writes pages: of one report, or of all reports in a folder with an index.

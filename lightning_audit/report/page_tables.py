@@ -10,6 +10,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from lightning_audit.checks import sampling
+from lightning_audit.checks.check import OF_BATCHES
 from lightning_audit.files import visible
 from lightning_audit.report import page_verdict
 from lightning_audit.report.page_figures import FPR, is_correlated
@@ -30,7 +32,7 @@ from lightning_audit.report.page_parts import (
     tick_row,
     upright,
 )
-from lightning_audit.report.text import headline
+from lightning_audit.report.text import headline, lower, title_of
 from lightning_audit.results.audit_report import (
     AT_END,
     AuditReport,
@@ -40,6 +42,8 @@ from lightning_audit.results.audit_report import (
 
 # --- The epsilons of a report as bars on one axis, each with a sentence.
 
+#: Names of the checks of how batches are drawn.
+_OF_BATCHES = {check.name for check in sampling.CHECKS if check.refutes == OF_BATCHES}
 #: The axis ends at this multiple of the largest other epsilon, however much is not excluded.
 _MOST = 2.2
 
@@ -121,15 +125,18 @@ def epsilon_section(report: AuditReport) -> EpsilonSection:
 def adjacency_words(report: AuditReport) -> str:
     """Return what neighboring data sets differ by."""
     claim, seen = report.settings.get("claim") or {}, report.trainings
-    return (
-        "one record is replaced by another"
-        if (claim.get("adjacency") if seen is None else seen.pair) == "replace_one"
-        else "one record is added or removed"
-    )
+    replaced = (claim.get("adjacency") if seen is None else seen.pair) == "replace_one"
+    words = "one record is replaced by another" if replaced else "one record is added or removed"
+    return f"{words}{report.of_items}"
 
 
 def sampling_words(report: AuditReport) -> str:
-    """Return how batches are drawn, as the claim states it."""
+    """Return how batches are drawn: as a finding says, else as the claim states it."""
+    for check in report.checks:
+        if check.status in ("violated", "allowed") and check.name in _OF_BATCHES:
+            loader = check.evidence.get("loader")
+            title = lower(title_of(check.name, failed=True))
+            return visible(f"{title} ({loader})" if loader else title)
     claim = report.settings.get("claim") or {}
     if claim.get("sampling") == "shuffled":
         return "shuffled batches, each record in one step per epoch, which nothing amplifies"
@@ -296,7 +303,7 @@ def _promise(report: AuditReport, claim: float) -> str:
     source = report.settings.get("claimed_epsilon", 0.0) is None
     by = "By the accountant, for the stated steps: n" if source else "The promise: n"
     sure = 1.0 / (1.0 + math.exp(-claim))
-    refuted = ", ".join(report.epsilon_refuted_by)
+    refuted = claim != report.epsilon_that_holds and ", ".join(report.epsilon_refuted_by)
     doubt = f" With {refuted} allowed, the claim is not known to hold." if refuted else ""
     return (
         f"{by}o one who starts at 50:50 becomes more than {percent(sure)} sure whether "

@@ -165,8 +165,10 @@ def facts(report: AuditReport) -> list[Fact]:
     planned = report.planned_steps
     of = f"of {planned:,} planned" if planned and planned != report.steps else ""
     stated = "-" if report.claimed_epsilon is None else number(report.claimed_epsilon)
+    holds = report.claimed_epsilon in (None, report.epsilon_that_holds)
+    at = f"at δ = {number(report.delta)}{report.of_items}{'' if holds else ', not known to hold'}"
     found: list[Fact] = [
-        ("Stated ε", stated, f"at δ = {number(report.delta)}"),
+        ("Stated ε", stated, at),
         ("Found ε", *_found_in_words(report)),
         ("Steps audited", f"{report.steps:,}", of),
     ]
@@ -552,12 +554,16 @@ def verdict_sentence(report: AuditReport) -> str:
     if report.trainings is not None:
         return sentence(headline(report))
     verdict, steps = report.verdict, plural(report.steps, "step")
+    found, holds = "no fault was found", ""
+    if verdict.allowed:
+        found = f"except {visible(listed(verdict.allowed))}, which is allowed, {found}"
+        holds = f"; {visible(verdict.holds)}" if verdict.holds else ""
+    if verdict.outcome == "PASS" and verdict.allowed:
+        return f"{found[0].upper()}{found[1:]} in {steps}{holds}."
     if verdict.outcome == "PASS":
-        further = "No further fault" if verdict.allowed else "No fault"
-        claim = _claim(report)
-        return f"{further} was found: in {steps} this training did what {claim} rests on."
+        return f"No fault was found: in {steps} this training did what {_claim(report)} rests on."
     if verdict.outcome == "INCONCLUSIVE":
-        return f"No verdict: no fault was found, but {steps} did not show enough for a pass."
+        return f"No verdict: {found}, but {steps} did not show enough for a pass{holds}."
     start, _ = _VIOLATIONS[verdict.kind or "mechanism"]
     root = verdict.root
     return f"{start}: {inner(headline_of(root) if root else verdict.summary)}."
@@ -569,11 +575,7 @@ def verdict_meaning(report: AuditReport) -> str:
         return meaning(report, report.trainings)
     verdict = report.verdict
     if verdict.outcome == "PASS":
-        allowed = ""
-        if verdict.allowed:
-            holds = f"; {visible(verdict.holds)}" if verdict.holds else ""
-            allowed = f"Allowed: {visible(listed(verdict.allowed))}{holds}. "
-        return f"{allowed}{_resolution(report)}A pass is evidence, not a proof of privacy."
+        return f"{_resolution(report)}A pass is evidence, not a proof of privacy."
     if verdict.outcome == "INCONCLUSIVE":
         return (
             "The training is neither passed nor accused. What a pass still needs is listed below."

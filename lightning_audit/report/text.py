@@ -115,17 +115,21 @@ def warnings_of(report: AuditReport) -> list[tuple[str, str]]:
         unless = "no epsilon covers it unless it follows from released weights"
         found.append((short, f"the training {short}: records decide it, and {unless}"))
     records = records_of(report)
-    if records and report.delta > 1.0 / records:
-        about = float(f"{records:.2g}")
-        short = f"delta {report.delta:g} is above one over the about {about:,.0f} records"
+    above = any(check.evidence.get("delta_above_records") for check in report.checks)
+    if above or (records and report.delta > 1.0 / records):
+        private = (report.settings.get("claim") or {}).get("private_dataset_size")
+        shown = records is not None and not private
+        many = f"about {float(f'{records:.2g}'):,.0f}" if shown else "number of"
+        short = f"delta {report.delta:g} is above one over the {many} records"
         found.append((short, f"{short}: such a delta admits publishing a record; take less"))
     for check in report.checks:
         if check.status == "warned" and not check.follows_from:
             title = lower(title_of(check.name, failed=True))
             found.append((f"{title} ({check.name})", f"{title}: {check.message}"))
-        elif check.evidence.get("of_neighbours"):
-            short = "the divisor is computed from the number of records"
-            found.append((short, f"{short}: epsilon holds if that number is public, as is usual"))
+        elif check.status == "ok" and check.evidence.get("private_dataset_size"):
+            if check.evidence.get("epsilon_of_divisor"):  # it costs more than delta
+                short = "the divisor is computed from the number of records"
+                found.append((short, f"{short}, which is stated as private: {check.advice}"))
         elif check.status == "not_run" and "left_out" in check.evidence:
             found.append(("the schedule of steps or noise is set by hand", check.message))
     return found
@@ -554,7 +558,8 @@ def _no_fault(report: AuditReport) -> Iterator[Row]:
         return
     doubtful = any(check.status == "undecided" for check in report.checks)
     if report.verdict.outcome != "VIOLATION" and not doubtful:
-        to_do = "; nothing to do" if report.verdict.outcome == "PASS" else ""
+        done = report.verdict.outcome == "PASS" and not report.verdict.allowed
+        to_do = "; nothing to do" if done else ""
         yield Row("Code", f"no line is suspected of a fault{to_do}")
 
 
@@ -599,7 +604,7 @@ def epsilons(report: AuditReport) -> str:
         shown[-1] = "none excluded yet"
     if proved == 0.0:  # no news, and no sign of privacy
         shown.insert(len(shown) - (report.epsilon_not_excluded is not None), "no bound proved")
-    return f"{', '.join(shown) or 'unknown'}; delta {report.delta:g}"
+    return f"{', '.join(shown) or 'unknown'}; delta {report.delta:g}{report.of_items}"
 
 
 def mu_bounds(report: AuditReport) -> list[EpsilonBound]:
@@ -788,7 +793,7 @@ def _epsilon_lines(report: AuditReport) -> list[str]:
         "not excluded up to {}": report.epsilon_not_excluded,
     }
     shown = [name.format(f"{x:.4g}") for name, x in numbers.items() if x is not None]
-    line = f"epsilon at delta {report.delta:g}: {', '.join(shown) or 'unknown'}"
+    line = f"epsilon at delta {report.delta:g}{report.of_items}: {', '.join(shown) or 'unknown'}"
     mu = [
         f"mu of a step: at least {bound.mu_lower:.4g} with {100 - 100 * bound.significance:.4g} % "
         "confidence, if signal and noise kept a constant ratio to their claims"

@@ -159,6 +159,11 @@ class Verdict:
         return EXIT_CODES[self.outcome]
 
 
+def items_words(items: int) -> str:
+    """Return the items of a record that an epsilon covers, to follow its delta; empty for one."""
+    return f", with up to {items} items a record" if items > 1 else ""
+
+
 def outcome_in_words(verdict: Verdict) -> str:
     """The outcome, with the kind of a violation and what the user allows."""
     kind = f" ({verdict.kind})" if verdict.kind else ""
@@ -569,6 +574,19 @@ class AuditReport:
     def records(self) -> tuple[str, ...]:
         """File names of all observations, in the report's folder."""
         return (*((self.record,) if self.record else ()), *self.other_records)
+
+    @property
+    def of_items(self) -> str:
+        """The items of a record that the epsilons cover, as text; empty for one."""
+        stated = (self.settings.get("claim") or {}).get("items_per_record")
+        return items_words(stated if isinstance(stated, int) else 1)
+
+    @property
+    def epsilon_that_holds(self) -> float | None:
+        """The claimed epsilon; that of the steps if allowed findings refute the claim."""
+        claimed, spent = self.claimed_epsilon, self.epsilon_spent
+        kept = claimed is not None and spent is not None and spent <= claimed
+        return claimed if kept or not self.epsilon_refuted_by else spent
 
     @property
     def epsilon_lower(self) -> float | None:

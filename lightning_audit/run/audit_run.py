@@ -102,10 +102,12 @@ class RunLedger:
         notes: remarks on the run.
         significance: probability of a false alarm over the run.
         lints: how the loaders sample.
+        items: of a record.
     """
 
-    def __init__(self, notes: Notes, significance: float, lints: RunLints) -> None:
+    def __init__(self, notes: Notes, significance: float, lints: RunLints, items: int = 1) -> None:
         self._notes, self._significance, self._lints = notes, significance, lints
+        self._items = items
         #: The ledger.
         self.book = Ledger()
         #: Records of all steps of the only private optimizer before the present batch.
@@ -139,7 +141,7 @@ class RunLedger:
         if book.draws is None:
             book.draws = DrawnBatches(count, self._significance)
             try:
-                book.repeated, same = repeated_indices(data), repeated_contents(data)
+                book.repeated, same = repeated_indices(data, self._items), repeated_contents(data)
             except Exception as error:  # an unusual data set
                 if raised_in_audit(error):
                     raise
@@ -362,7 +364,7 @@ class AuditRun:
         self._steps_before = self._found_at_end = 0
         self.look_is_due = False  # whether to evaluate the checks after the present batch
         self._looks, self._epoch_ends = Looks(self.ranks), EpochEnds(self.ranks)
-        self.ledger = RunLedger(notes, config.significance, self.lints)
+        self.ledger = RunLedger(notes, config.significance, self.lints, config.items)
         MethodHook(
             PrivacyEngine, "make_private_with_epsilon", after=self._course.target.told, shown=True
         )

@@ -7,9 +7,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from lightning_audit.accounting.composition import epsilon_of_history, exceeds, passes_taken
+from lightning_audit.accounting.composition import exceeds, passes_taken
 from lightning_audit.accounting.history import Phase, inverse_square, merge
-from lightning_audit.accounting.spending import composed_epsilon, steps_told, steps_within
+from lightning_audit.accounting.spending import steps_told, steps_within
 from lightning_audit.checks.accounting import PlannedCost
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.run.audit_run import AuditRun
@@ -88,7 +88,7 @@ class ClaimBudget:
         if any(self._steps()) or known or self._count(coming) != 0:
             return None
         accounted = [self._as_accounted(number, one) for number, one in enumerate(coming)]
-        costs = [composed_epsilon(s, config.delta, config.adjacency) for s in (coming, accounted)]
+        costs = [config.epsilon_of(steps) for steps in (coming, accounted)]
         cost = max(math.inf if one is None else one for one in costs)
         return PlannedCost(cost, "the first step costs")
 
@@ -101,8 +101,8 @@ class ClaimBudget:
             steps_told(links_of(run.optimizers.facts)),
             self._epochs * len(run.sessions),
         )
-        cost = epsilon_of_history([passes], config.delta, adjacency=config.adjacency)
-        if not exceeds(cost, config.claimed_epsilon or math.inf):
+        cost = config.epsilon_of([passes])
+        if cost is None or not exceeds(cost, config.claimed_epsilon or math.inf):
             return None
         many = "planned epoch costs" if self._epochs == 1 else "planned epochs cost"
         return PlannedCost(cost, f"the {self._epochs:,} {many}")
@@ -185,6 +185,7 @@ class ClaimBudget:
             told=(told, accounted) if differs or accounted != coming else None,
             planned=planned - gone if planned and planned > gone else None,
             adjacency=config.adjacency,
+            items=config.items,
         )
         self.counts = left is not None or not any(self._taken)
         self._coming_then, self._left, self._used = coming, left or 0, 0.0

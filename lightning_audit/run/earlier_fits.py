@@ -222,7 +222,7 @@ class EarlierFits(Kept):
         together = [*self.continued, *self.others, *own]
         if not self.count:
             return []
-        spent = composed_epsilon(together, config.delta, config.adjacency)
+        spent = config.epsilon_of(together)
         if spent is None:
             return []
         many = "an earlier fit reads" if self.count == 1 else f"{self.count} earlier fits read"
@@ -237,7 +237,7 @@ class EarlierFits(Kept):
         if not self.doubtful or claimed is None or _on_new_data(config):
             return []
         together = [*self.doubtful, *self.counted(config), *own]
-        spent = composed_epsilon(together, config.delta, config.adjacency)
+        spent = config.epsilon_of(together)
         if spent is None or not exceeds(spent, claimed):
             return []
         return [
@@ -320,12 +320,17 @@ class Target:
         epochs, delta = int(given["epochs"]), float(given["target_delta"])
         self.given = float(given["target_epsilon"]), delta, epochs
 
-    def notes(self, own: Sequence[Phase]) -> list[str]:
-        """Return what was given and what the phases of this fit spend."""
+    def notes(self, own: Sequence[Phase], items: int = 1) -> list[str]:
+        """Return what was given and what the phases of this fit spend, with the items of a record.
+
+        Args:
+            own: phases of this fit.
+            items: of a record.
+        """
         if self.given is None:
             return []
         target, delta, epochs = self.given
-        spent = composed_epsilon(own, delta) if own else None
+        spent = composed_epsilon(own, delta, items=items) if own else None
         if spent is None:
             return []
         many = "1 epoch" if epochs == 1 else f"{epochs} epochs"

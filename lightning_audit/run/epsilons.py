@@ -340,7 +340,9 @@ def current_epsilons(
     if config.mechanism_alone:  # accountants and all bounds assume independent noise
         return Epsilons(epsilon_claim(config.claimed_epsilon, (), config.delta), None)
     links = () if config.shuffled else facts.accountants  # accountants assume Poisson batches
-    claim = epsilon_claim(config.claimed_epsilon, links, config.delta, optimizers=len(sessions))
+    claim = epsilon_claim(
+        config.claimed_epsilon, links, config.delta, optimizers=len(sessions), items=config.items
+    )
     monitors = [session.monitor for session in sessions if session.monitor.steps]
     if not monitors:
         return Epsilons(claim, None)
@@ -348,13 +350,13 @@ def current_epsilons(
     if config.shuffled:
         composed: Sequence[Phase] = (passes_taken(history, told, facts.passes),)
     else:
-        composed = costlier(history, told, config.delta, config.adjacency)
+        composed = costlier(history, told, config.delta, config.adjacency, config.items)
     earlier = facts.fits.counted(config)
-    spent = composed_epsilon([*composed, *earlier], config.delta, config.adjacency)
+    spent = config.epsilon_of([*composed, *earlier])
     by_removal = None
     if config.adjacency == "replace_one":
         removal = [*costlier(history, told, config.delta), *earlier]
-        by_removal = composed_epsilon(removal, config.delta)
+        by_removal = composed_epsilon(removal, config.delta, items=config.items)
     # A ratio of at most one proves no more than epsilon_spent: composing it is of use only if
     # epsilon_spent exceeds the claim.
     claimed_epsilon = claim.claimed_epsilon

@@ -19,7 +19,7 @@ from typing import Any
 
 from lightning_audit.accounting.composition import epsilon_of_passes
 from lightning_audit.accounting.history import Phase, leaking, merge
-from lightning_audit.accounting.spending import epsilon_at_ratio, epsilon_claim
+from lightning_audit.accounting.spending import epsilon_claim
 from lightning_audit.checks.accounting import (
     AS_LOSS_DISTRIBUTIONS,
     LEDGER_STEPS,
@@ -229,11 +229,12 @@ def _results_of_run(
         void = REPLAY_NOISE.not_run(f"not tested: {SEEDED}")
         examined = [void if c.name == void.name and c.status == "ok" else c for c in examined]
     checks += examined
-    checks.append(facts.coupling.result(facts.examined.off))
+    checks.append(facts.coupling.result(facts.examined.off, config.items))
     checks += facts.fence.results()
     checks.append(epsilon_result(epsilons, config))
     if stated := [pair for one in facts.optimizers for pair in one.stated_twice]:
         checks.append(claim_result(stated))
+    records = (facts.loader.records if facts.loader else None) or 0
     checks.append(
         accounting_result(
             epsilons.epsilon_spent,
@@ -245,6 +246,8 @@ def _results_of_run(
             ONE_STEP_AN_EPOCH if config.shuffled else AS_LOSS_DISTRIBUTIONS,
             planned=facts.planned,
             continues=bool(epsilons.earlier),
+            items=config.items,
+            delta_above=bool(records) and config.delta > 1.0 / records,
         )
     )
     _hold_batches_to_steps(facts, max(session.monitor.steps for session in sessions))
@@ -345,6 +348,7 @@ def _cost_of_passes(
     passes = max(1, facts.begun) * len(sessions)
     if not least > 0.0:
         return "", None
+    least /= config.items  # all of a record's may be in one batch
     epsilon = epsilon_of_passes(least, passes, config.delta, config.adjacency)
     return what_holds(least, passes, config.delta), epsilon
 
@@ -370,7 +374,9 @@ def _divisor_results(
     """Yield what the divisors of the gradients reveal about the number of records."""
     records = facts.loader.records if facts.loader else None
     stated = config.claim.expected_batch_size if config.claim else None
-    promise = Promise(claimed_epsilon, config.delta, config.adjacency, config.private_size)
+    promise = Promise(
+        claimed_epsilon, config.delta, config.adjacency, config.private_size, config.items
+    )
     for session, optimizer in zip(sessions, facts.optimizers, strict=True):
         rate, expected = optimizer.sample_rate, optimizer.expected_batch_size
         # A divisor that the claim states is a constant, even if it equals a number of the data.
@@ -607,7 +613,7 @@ def build_report(
             *facts.notes,
             *numbers_of_data(findings.all),
             *(facts.fits.notes(epsilons.composed, config) if complete else ()),
-            *(facts.target.notes(epsilons.composed) if complete else ()),
+            *(facts.target.notes(epsilons.composed, config.items) if complete else ()),
             *_notes(sessions, facts, config, verdict, not_run),
         ),
         record=records[0] if records else None,
@@ -744,7 +750,7 @@ def _not_excluded(
         if quietest == 0.0 or noise == 0.0 or shift / (noise * quietest) > 20.0:
             return math.inf
         scaled += leaking(history, shift / noise)
-    return epsilon_at_ratio(scaled, 1.0, config.delta, config.adjacency, lower=False)
+    return config.epsilon_of(scaled)
 
 
 @functools.cache

@@ -48,7 +48,7 @@ class _Leakage:
 
 
 def measured_epsilon(
-    report: AuditReport, adjacency: Adjacency, earlier: Sequence[Phase] = ()
+    report: AuditReport, adjacency: Adjacency, earlier: Sequence[Phase] = (), items: int = 1
 ) -> MeasuredEpsilon | None:
     """Return the epsilon of the measured noise and clipping, if everything else is as stated.
 
@@ -61,6 +61,7 @@ def measured_epsilon(
         report: with verdict, history and planned steps.
         adjacency: of the claim.
         earlier: phases of earlier fits that the claim covers too, which are taken as stated.
+        items: of a record.
 
     Returns:
         The estimate; None if no fault is of known size, or a sample rate is unknown.
@@ -89,7 +90,7 @@ def measured_epsilon(
         if ratio > _LARGEST_MU * least:
             return math.inf if rates_known(phases) else None
         ran = [*earlier, *before, *leaking(after, ratio)]
-        return composed_epsilon(ran, report.delta, adjacency)
+        return composed_epsilon(ran, report.delta, adjacency, items=items)
 
     least = epsilon(lower)
     if least is None:

@@ -42,6 +42,7 @@ from lightning_audit.results.audit_report import (
     OptimizerSeen,
     UnauditableTraining,
     Verdict,
+    items_words,
 )
 from lightning_audit.results.report_details import (
     Assumption,
@@ -496,9 +497,11 @@ def claimed_mu(history: Sequence[tuple[float, float | None, int]]) -> float | No
 
 def assumptions_of(report: AuditReport, config: AuditConfig) -> dict[str, tuple[Assumption, ...]]:
     """Return what ``epsilon_spent`` and ``epsilon_not_excluded`` rest on, if they are known."""
+    # The epsilon that holds with an allowed finding is that of one step an epoch.
+    allowed = any("spent" in REGISTRY[name].refutes for name in report.epsilon_refuted_by)
     of_both = {
-        "batches": _BATCHES["shuffled" if config.shuffled else "poisson"],
-        "neighbors": _NEIGHBORS[config.adjacency],
+        "batches": _BATCHES["shuffled" if config.shuffled or allowed else "poisson"],
+        "neighbors": _NEIGHBORS[config.adjacency] + items_words(config.items),
     }
     told = {
         "epsilon_spent": (report.epsilon_spent, {**_SPENT, **of_both}),
@@ -783,8 +786,8 @@ def _course(report: AuditReport, run: _Run) -> AuditReport:
 def _as_measured(report: AuditReport, run: _Run) -> AuditReport:
     if run.config.mechanism_alone:
         return report
-    earlier = run.facts.fits.counted(run.config)
-    return replace(report, epsilon_measured=measured_epsilon(report, run.config.adjacency, earlier))
+    about = run.config.adjacency, run.facts.fits.counted(run.config), run.config.items
+    return replace(report, epsilon_measured=measured_epsilon(report, *about))
 
 
 def _faults(report: AuditReport, run: _Run) -> AuditReport:

@@ -761,7 +761,7 @@ OF_THE_TRAINING = (
     Fault(
         "own_pool",
         "a step trains on records that it draws itself, and the loader's batches are not used",
-        "agents with a replay buffer beside a dummy loader",
+        "agents with a replay buffer with a dummy loader",
         REPLAY_SENSITIVITY.name,
         "not asked: no record of the batch changes the release",
         training=trainings.OwnPool,

@@ -71,12 +71,14 @@ def composed_again(report: AuditReport) -> float | None:
     # An edited report may have an epsilon of almost zero, which takes minutes to resolve.
     stated, _ = _composed(report)
     resolution = max(RESOLUTION, 0.25 * COMPOSITION_ERROR * (1.0 if stated is None else stated))
-    epsilons = [
-        composed_epsilon(
-            [Phase(*each) for each in history], report.delta, adjacency, resolution=resolution
-        )
-        for history in histories
-    ]
+    about: Any = (
+        report.delta,
+        adjacency,
+        "mean",
+        resolution,
+        _claims(report, "items_per_record") or 1,
+    )
+    epsilons = [composed_epsilon([Phase(*each) for each in one], *about) for one in histories]
     known = [epsilon for epsilon in epsilons if epsilon is not None]
     return max(known) if len(known) == len(epsilons) else None
 

@@ -18,7 +18,9 @@ def test_each_part_can_be_claimed_alone():
     values |= {"adjacency": "replace_one", "private_dataset_size": True}
     for name, value in values.items():
         claim = PrivacyClaim(**{name: value})
-        assert {k: v for k, v in claim.to_dict().items() if v is not None} == {name: value}
+        stated = claim.to_dict()
+        assert stated.pop("items_per_record") == 1
+        assert {k: v for k, v in stated.items() if v is not None} == {name: value}
 
 
 def test_mu_and_history_are_those_of_the_mechanism():
@@ -110,3 +112,26 @@ test_arguments_out_of_range_are_refused = refused_changes(
     ({"noise_coefficients": [-1.0, 0.5]}, r"noise_coefficients\[0\]=-1\.0 must be > 0"),
     ({"noise_coefficients": [1.0, -2.0]}, rf"noise_coefficients=\[1\.0, -2\.0\] {RECOVERED}"),
 )
+
+
+def test_items_of_a_record_are_a_setting_of_a_claim_that_says_more():
+    with pytest.raises(ValueError, match="claims nothing"):
+        PrivacyClaim(items_per_record=1)
+    assert PrivacyClaim(items_per_record=2).items_per_record == 2
+    for wrong in (0, 1.5, True):
+        with pytest.raises(ValueError, match=r"^items_per_record="):
+            PrivacyClaim(delta=1e-5, items_per_record=wrong)
+    mechanism = {"noise_multiplier": 2.0, "sample_rate": 0.05, "steps": 40, "delta": 1e-5}
+    one, two = (PrivacyClaim(**mechanism, items_per_record=items) for items in (1, 2))
+    assert PrivacyClaim(**two.to_dict()) == two
+    assert one.composed_epsilon() == PrivacyClaim(**mechanism).composed_epsilon()
+    assert two.composed_epsilon() > 1.5 * one.composed_epsilon()
+
+
+def test_all_items_of_a_record_may_be_in_one_shuffled_batch():
+    mechanism = {"sample_rate": 0.05, "steps": 40, "delta": 1e-5, "sampling": "shuffled"}
+    three = PrivacyClaim(noise_multiplier=3.0, **mechanism, items_per_record=3)
+    assert (
+        three.composed_epsilon()
+        == PrivacyClaim(noise_multiplier=1.0, **mechanism).composed_epsilon()
+    )

@@ -43,9 +43,9 @@ def builds(monkeypatch):
 
     build, built = step_losses.step_losses, []
 
-    def counted(sigma, rate, grid):
+    def counted(sigma, rate, grid, items):
         built.append((sigma, rate, grid))
-        return build(sigma, rate, grid)
+        return build(sigma, rate, grid, items)
 
     monkeypatch.setattr(step_losses, "step_losses", counted)
     composition._single_step.cache_clear()
@@ -619,3 +619,57 @@ def test_the_noise_for_an_attack_is_the_least_that_allows_it():
 def test_attacks_that_no_noise_gives_are_refused(tpr, fpr, message):
     with pytest.raises(ValueError, match=message):
         noise_for_attack(tpr, fpr, 0.01, 10)
+
+
+# --- Records of several items.
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_more_items_a_record_cost_more_and_at_most_that_without_sampling(adjacency):
+    history = [Phase(1.5, 0.02, 40), Phase(2.0, 0.02, 20)]
+    spent = [
+        epsilon_of_history(history, DELTA, adjacency=adjacency, items=items) for items in (1, 2, 3)
+    ]
+    assert spent[0] == epsilon_of_history(history, DELTA, adjacency=adjacency)
+    assert spent[0] < spent[1] < spent[2]
+    mu = unsampled_mu(history, adjacency)
+    assert all(one <= gaussian_epsilon(items * mu, DELTA) for items, one in enumerate(spent, 1))
+
+
+def test_a_group_on_full_batches_is_a_gaussian_step_of_its_size():
+    history = [Phase(4.0, 1.0, 9)]
+    found = epsilon_of_history(history, DELTA, items=3)
+    assert found == pytest.approx(gaussian_epsilon(3 * 3 / 4.0, DELTA), rel=1e-12)
+    assert found == epsilon_of_passes(4.0 / 3, 9, DELTA)
+
+
+def test_a_group_costs_less_than_by_group_privacy_of_single_items():
+    """Textbook: (eps, delta) of an item is (k eps, delta (e^(k eps) - 1) / (e^eps - 1)) of k."""
+    history, items = [Phase(1.0, 0.01, 200)], 2
+    loss = composition.composed_loss(history, 1e-3, "add_remove", 1e-15)
+    textbook = min(
+        items * epsilon
+        for epsilon in np.linspace(0.1, 5.0, 500)
+        if loss.get_delta_for_epsilon(epsilon) * (math.exp(epsilon) + 1.0) <= DELTA
+    )
+    assert epsilon_of_history(history, DELTA, items=items) < textbook
+
+
+def test_a_replaced_group_is_removed_and_added():
+    history, items = [Phase(1.0, 0.05, 60)], 2
+    spent = epsilon_of_history(history, DELTA, adjacency="replace_one", items=items)
+    first = epsilon_of_history(history, 0.5 * DELTA, items=items)
+    second = epsilon_of_history(history, 0.5 * DELTA * math.exp(-first), items=items)
+    assert spent == pytest.approx(first + second, rel=0.02)
+
+
+def test_without_a_grid_a_group_has_the_unsampled_epsilon():
+    history = [Phase(1.0, 0.5, 10)]
+    tiny = epsilon_of_history(history, 1e-13, items=2)
+    assert tiny == gaussian_epsilon(2 * math.sqrt(10.0), 1e-13)
+
+
+@pytest.mark.parametrize("items", [0, 1.5, True, None])
+def test_a_number_of_items_that_is_none_is_refused(items):
+    with pytest.raises(ValueError, match=r"^items="):
+        epsilon_of_history([Phase(1.0, 0.1, 1)], DELTA, items=items)

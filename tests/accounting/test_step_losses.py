@@ -1,6 +1,10 @@
 import numpy as np
 import pytest
-from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+from dp_accounting.pld.privacy_loss_distribution import (
+    from_gaussian_mechanism,
+    from_mixture_gaussian_mechanism,
+)
+from scipy import stats
 
 from lightning_audit.accounting.step_losses import step_losses
 
@@ -46,3 +50,51 @@ def test_truncation_counts_as_infinite_loss():
     assert many._pmf_remove.size < few._pmf_remove.size
     assert many._pmf_remove._infinity_mass >= 1e-6
     assert many.get_epsilon_for_delta(1e-5) > few.get_epsilon_for_delta(1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "items"),
+    [(1.0, 0.05, 1), (1.0, 0.05, 2), (2.0, 0.3, 5), (0.5, 0.01, 3), (1.0, 0.999, 4), (3.0, 1.0, 2)],
+)
+def test_a_step_on_a_group_has_the_privacy_curve_of_the_integral(sigma, rate, items):
+    """Naive twin: the density of the mixture over Bin(items, rate) shifts, integrated directly."""
+    x, width = np.linspace(-12 * sigma, items + 12 * sigma, 400_001, retstep=True)
+    out = stats.norm.pdf(x, 0.0, sigma)
+    joined = sum(
+        stats.binom.pmf(shift, items, rate) * stats.norm.pdf(x, shift, sigma)
+        for shift in range(items + 1)
+    )
+    grid = 0.005
+    step = step_losses(sigma, rate, grid, items)
+    for epsilon in (0.0, 0.1, 0.5, 2.0):
+        removed = width * np.maximum(joined - np.exp(epsilon) * out, 0.0).sum()
+        added = width * np.maximum(out - np.exp(epsilon) * joined, 0.0).sum()
+        # The points of the grid are exact, up to the tail that counts as an infinite loss.
+        assert step.get_delta_for_epsilon(epsilon) == pytest.approx(
+            max(removed, added), rel=1e-6, abs=1e-12
+        )
+
+
+@pytest.mark.parametrize(("sigma", "rate", "items"), [(1.0, 0.05, 2), (4.0, 0.2, 5)])
+def test_steps_on_a_group_are_those_of_the_mixture_of_gaussians_of_dp_accounting(
+    sigma, rate, items
+):
+    counts = range(items + 1)
+    theirs = from_mixture_gaussian_mechanism(
+        sigma,
+        counts,
+        stats.binom.pmf(counts, items, rate),
+        value_discretization_interval=0.01,
+    )
+    ours = step_losses(sigma, rate, 0.01, items)
+    for steps, delta in ((1, 1e-6), (50, 1e-3), (50, 1e-8)):
+        mine, other = (s.self_compose(steps).get_epsilon_for_delta(delta) for s in (ours, theirs))
+        assert mine == pytest.approx(other, rel=1e-5)
+
+
+def test_a_large_group_of_rare_items_has_finite_losses():
+    for sigma, rate, items in ((0.3, 0.01, 100), (1.0, 0.9, 40), (1.0, 0.5, 200)):
+        step = step_losses(sigma, rate, 0.5, items)
+        for losses in (step._pmf_remove, step._pmf_add):
+            assert losses._probs.sum() == pytest.approx(1.0, abs=1e-12)
+            assert losses._infinity_mass < 1e-20

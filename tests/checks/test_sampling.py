@@ -518,3 +518,11 @@ def test_an_iterator_is_left_as_it_is():
     batch = iter([0, 1])
     sampling.record_numbers(batch, 10)
     assert list(batch) == [0, 1]
+
+
+def test_a_record_of_several_items_changes_the_divisor_by_more():
+    promises = (sampling.Promise(8.0, 1e-5, private_size=True, items=items) for items in (1, 40))
+    few, many = (sampling.batch_size_result(30, 600, 0.05, 1000, each) for each in promises)
+    assert few.evidence["of_neighbours"] == [29]
+    assert many.evidence["of_neighbours"] == [28, 32]
+    assert many.evidence["epsilon_of_divisor"] > few.evidence["epsilon_of_divisor"]

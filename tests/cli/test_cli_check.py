@@ -13,17 +13,26 @@ from typing import Any
 
 import mutated_files as files
 import pytest
+import torch
 from checked_reports import violated, with_status
-from gate_reports import OUTCOMES, TRAININGS, train
+from gate_reports import OUTCOMES, TRAININGS, NotPoisson, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_report import made_report
 from many_trainings import audited
 from report_edits import Change, Place, change, edits, with_
 from stages import staged
+from training_support import trainer_for
 
+from lightning_audit import PrivacyAudit
 from lightning_audit.checks.check import REGISTRY
-from lightning_audit.cli.check import FORMATS, another_training, failed, regressions
+from lightning_audit.cli.check import (
+    FORMATS,
+    _above_claim,
+    another_training,
+    failed,
+    regressions,
+)
 from lightning_audit.report.text import print_summary
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
 from lightning_audit.verdict.gate import contradictions
@@ -389,6 +398,41 @@ def test_a_violation_comes_before_an_epsilon_that_is_within_the_limit(cli, saved
     )
     unknown = saved("unknown", "VIOLATION", spent=None, proved=None)
     assert cli("check", unknown, "--max-epsilon=8").out.startswith("VIOLATION: ")
+
+
+def test_without_a_limit_the_claim_is_one_if_an_allowed_finding_exceeds_it(tmp_path, cli):
+    torch.manual_seed(0)
+    audit = PrivacyAudit(
+        seed=1, on_violation="warn", allow=["sampling.not_poisson"], claimed_epsilon=3.0
+    )
+    trainer_for(tmp_path, audit, max_steps=60).fit(NotPoisson())
+    assert audit.report.verdict.outcome == "PASS"
+    assert audit.report.epsilon_spent > 3.0
+    path = tmp_path / "audit" / "report.json"
+    said = cli("check", path)
+    assert said.code == 1
+    assert said.lines[0].startswith(
+        "VIOLATION of the claimed epsilon 3: with sampling.not_poisson allowed, epsilon "
+    )
+    assert cli("check", path, "--max-epsilon=50").code == 0
+    assert "❌ VIOLATION" in cli("check", path, "--format=markdown").out
+
+
+@pytest.mark.parametrize(
+    ("changes", "fails"),
+    [
+        ({"spent": 13.7}, True),
+        ({"spent": 8.05}, False),  # within the error of composition
+        ({"spent": 3.0}, False),
+        ({"spent": 13.7, "epsilon_refuted_by": ("accounting",)}, False),  # allowed as such
+        ({"spent": 13.7, "epsilon_refuted_by": ()}, False),  # a violation of its own
+        ({"spent": None, "proved": None}, False),
+        ({"spent": 13.7, "claimed": None}, False),
+    ],
+)
+def test_the_claim_is_a_limit_only_where_another_finding_refutes_it(changes, fails):
+    report = made_report(**{"epsilon_refuted_by": ("sampling.not_poisson",), **changes})
+    assert bool(_above_claim(report)) == fails
 
 
 def test_a_record_is_no_report(cli, tmp_path):

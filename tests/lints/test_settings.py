@@ -492,6 +492,8 @@ OTHER = TensorDataset(torch.zeros(4, 2), torch.zeros(4))
 def test_indices_are_followed_through_subsets_and_concatenations():
     assert settings.repeated_indices(HELD) == 0
     assert settings.repeated_indices(Subset(HELD, [1, 2, 2, 5])) == 1
+    assert settings.repeated_indices(Subset(HELD, [1, 2, 2, 5]), items=2) == 0
+    assert settings.repeated_indices(Subset(HELD, [2, 2, 2, 5, 5]), items=2) == 1
     assert settings.repeated_indices(Subset(Subset(HELD, [3, 3, 4]), [0, 1])) == 1
     assert settings.repeated_indices(Subset(Subset(HELD, [3, 3, 4]), [0, 2])) == 0
     assert settings.repeated_indices(ConcatDataset([HELD, OTHER])) == 0

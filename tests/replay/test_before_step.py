@@ -20,6 +20,7 @@ from plain_loops import Made, averaged_form, mnist_form, once_form, raw_steps_fo
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import (
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -31,9 +32,13 @@ from training_matrix import Ghost
 from training_support import PrivateModule, random_data, trainer_for
 
 import lightning_audit
-from lightning_audit import Examination, PrivacyAudit
+from lightning_audit import Examination, PrivacyAudit, PrivacyClaim
+from lightning_audit.accounting.composition import epsilon_of_history
+from lightning_audit.accounting.history import Phase
 from lightning_audit.checks.replay import Answer
 from lightning_audit.replay import examiner
+from lightning_audit.report.text import epsilons as describe_epsilons
+from lightning_audit.verdict import gate
 from lightning_audit.verdict.judge import describe_examined
 
 COUNT, WIDE, LONG = 96, 6, 12
@@ -79,6 +84,83 @@ class Window(Held):
 
     def __getitem__(self, key: int) -> Any:
         return self.x[key] + self.x[(key + 1) % COUNT], self.y[key]
+
+
+class Longer(Dataset):
+    """Items of ``width`` rows of a series, at a stride; with tables that all items look up."""
+
+    def __init__(self, width: int, stride: int, *, tokens: bool = False) -> None:
+        self.width, self.stride = width, stride
+        rows = (COUNT - 1) * stride + width
+        generator = torch.Generator().manual_seed(1)
+        self.series = torch.randn(rows, generator=generator)
+        if tokens:  # a twentieth of them are equal
+            self.series = torch.randint(0, 20, (rows,), generator=generator)
+        self.y = numbers()[1]
+        self.names = [f"class {number}" for number in range(200)]
+        self.begins = np.arange(COUNT + 1) * stride
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, key: int) -> Any:
+        begin = self.begins[key]
+        rows = self.series[begin : begin + self.width].float()
+        assert self.names[int(self.y[key])]
+        return nn.functional.pad(rows, (0, WIDE))[:WIDE], self.y[key]
+
+
+class Ragged(Longer):
+    """Parts of a series, from one place to the next."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 4)
+        lengths = np.random.default_rng(0).integers(2, 5, COUNT)
+        self.begins = np.concatenate([[0], np.cumsum(lengths)])
+
+    def __getitem__(self, key: int) -> Any:
+        rows = self.series[self.begins[key] : self.begins[key + 1]]
+        return nn.functional.pad(rows, (0, WIDE))[:WIDE], self.y[key]
+
+
+class Embedded(Held):
+    """Rows of a table, longer than the data set, that the records select."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.randn(3 * COUNT, WIDE)
+        self.words = torch.randint(0, 3 * COUNT, (COUNT, 2))
+
+    def __getitem__(self, key: int) -> Any:
+        return self.table[self.words[key]].sum(0), self.y[key]
+
+
+class Permuted(Held):
+    """Records in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = np.random.default_rng(0).permutation(COUNT)
+
+    def __getitem__(self, key: int) -> Any:
+        return super().__getitem__(self.order[key])
+
+
+class LastRows(Held):
+    """The end of longer tensors."""
+
+    def __len__(self) -> int:
+        return COUNT // 2
+
+    def __getitem__(self, key: int) -> Any:
+        return super().__getitem__(key + COUNT // 2)
+
+
+class Centered(Held):
+    """Items minus the mean of all."""
+
+    def __getitem__(self, key: int) -> Any:
+        return self.x[key] - self.x.mean(0), self.y[key]
 
 
 class Noisy(Held):
@@ -443,7 +525,15 @@ INNOCENT: dict[str, Callable[[], Trained]] = {
     "a masked padding": lambda: Trained(Texts(), padded, Net(masked=True)),
     "augmentation": lambda: Trained(Noisy()),
     "a part with augmentation": lambda: Trained(Subset(Noisy(), range(1, 60))),
-    "windows": lambda: Trained(Window()),
+    "windows that do not overlap": lambda: Trained(Longer(4, 4)),
+    "windows with a gap": lambda: Trained(Longer(3, 5)),
+    "tokens of their own": lambda: Trained(Longer(4, 4, tokens=True)),
+    "one window in three": lambda: Trained(Subset(Longer(3, 1), range(0, COUNT, 3))),
+    "parts of any length": lambda: Trained(Ragged()),
+    "a long table": lambda: Trained(Embedded()),
+    "another order": lambda: Trained(Permuted()),
+    "the last rows": lambda: Trained(LastRows()),
+    "two data sets": lambda: Trained(ConcatDataset([Held(), Permuted()])),
     "a cache": lambda: Trained(Cached()),
     "numbers of records": lambda: LooksUp(Numbers()),
     "records read again": lambda: Rereads(WithNumber()),
@@ -457,6 +547,26 @@ def test_records_that_do_not_meet_are_innocent(name):
     assert answer.asked
     assert not answer.findings
     assert answer.before == answer.reason == ""
+    assert answer.shared == 1
+
+
+SHARED: dict[str, tuple[Callable[[], Dataset], int]] = {
+    "a row and the next": (Window, 2),
+    "windows": (lambda: Longer(4, 1), 4),
+    "windows at a stride": (lambda: Longer(4, 2), 2),
+    "windows at a stride that is no part": (lambda: Longer(5, 3), 2),
+    "tokens": (lambda: Longer(4, 1, tokens=True), 4),
+    "a part of the windows": (lambda: Subset(Longer(6, 1), range(0, COUNT, 2)), 3),
+    "a mean of all rows": (Centered, COUNT),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_items_that_share_rows_are_counted(name):
+    make, items = SHARED[name]
+    answer = asked(Trained(make()))
+    assert not answer.findings
+    assert answer.shared == items
 
 
 UNKNOWN: dict[str, tuple[Callable[[], Trained], str]] = {
@@ -556,6 +666,54 @@ def test_the_first_line_and_the_verdict_say_it(tmp_path):
     trainer_for(tmp_path, audit, max_steps=3).fit(module)
     said = "what is before the step (how many random numbers are drawn depends on the records"
     assert said in describe_examined(audit.report.checks)
+
+
+def trained_on(data: Dataset, **claim: Any) -> lightning_audit.AuditReport:
+    """Train in a plain loop, with a claim, and return the report."""
+    net = nn.Linear(WIDE, 3)
+    torch.manual_seed(0)
+    made = PrivacyEngine().make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=12),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    stated = PrivacyClaim(delta=1e-5, **claim)
+    with lightning_audit.attach(*made, claim=stated, on_violation="warn", examinations=1) as audit:
+        mnist_form(Made(*made), epochs=2)
+    return audit.report
+
+
+def test_rows_of_two_items_lack_a_pass_until_the_claim_states_them():
+    (blocker,) = [b for b in trained_on(Window()).verdict.pass_blockers if "coupling" in b]
+    assert "state PrivacyClaim(items_per_record=2)" in blocker
+
+
+def test_a_claim_of_two_items_a_record_is_composed_for_both():
+    report = trained_on(Window(), items_per_record=2)
+    assert not [b for b in report.verdict.pass_blockers if "coupling" in b]
+    assert report.epsilon_spent == pytest.approx(report.claimed_epsilon, rel=1e-9)
+    phases = [Phase(*phase) for phase in report.history]
+    assert report.epsilon_spent == pytest.approx(epsilon_of_history(phases, 1e-5, items=2))
+    assert gate.contradictions(report) == []
+    assert gate.contradiction_of_epsilon(report) == ""
+    assert "with up to 2 items a record" in describe_epsilons(report)
+    assert report.assumptions["epsilon_spent"][-1].sentence.endswith("2 items a record")
+
+
+def test_an_epsilon_of_single_items_does_not_cover_records_of_two():
+    report = trained_on(Window(), items_per_record=2, epsilon=5.0)
+    one = epsilon_of_history([Phase(*phase) for phase in report.history], 1e-5)
+    assert one < 5.0 < report.epsilon_spent
+    assert report.verdict.root.finding == "accounting"
+    assert "with up to 2 items a record" in report.verdict.summary
+
+
+def test_a_record_that_is_in_the_data_set_twice_counts_as_two():
+    twice = Subset(Held(), [*range(COUNT), *range(30)])
+    assert trained_on(twice, items_per_record=1).verdict.root.finding == "ledger.records"
+    assert trained_on(twice, items_per_record=2).verdict.outcome != "VIOLATION"
 
 
 def test_a_plain_loop_is_asked_as_well():

@@ -8,8 +8,9 @@ import pytest
 from made_report import made_report
 from page_reports import detailed, hostile, of_outcome
 
+from lightning_audit.report import page_tables as tables
 from lightning_audit.report.page_tables import epsilon_section, method_table, most_found
-from lightning_audit.results.audit_report import EpsilonBound
+from lightning_audit.results.audit_report import CheckResult, EpsilonBound
 from lightning_audit.stats.tradeoff import ApproxDPTradeoff
 
 
@@ -85,7 +86,7 @@ def test_claims_of_replacement_and_of_shuffled_batches_have_their_words():
 
 
 def test_a_claim_that_an_allowed_finding_refutes_is_not_known_to_hold():
-    report = made_report(epsilon_refuted_by=("sampling.not_poisson",))
+    report = made_report(spent=9.0, epsilon_refuted_by=("sampling.not_poisson",))
     assert "sampling.not_poisson allowed, the claim is not known" in rows(report)["Claimed"].means
 
 
@@ -172,3 +173,33 @@ def test_the_look_at_the_planned_end_has_a_row_and_its_assumption():
     row = rows(ended)["At the planned end"]
     assert (row.value, "fixed before the first step" in row.means) == ("2.5", True)
     assert "At the planned end" not in rows(report)
+
+
+@pytest.mark.parametrize(
+    ("name", "evidence", "words"),
+    [
+        (
+            "sampling.not_poisson",
+            {"loader": "DataLoader, batches of 30"},
+            "batches are not Poisson-sampled (DataLoader, batches of 30)",
+        ),
+        ("sampling.rate", {}, "records are drawn too often"),
+        ("ledger.draws", {}, "draws are not independent"),
+        ("noise", {}, "Poisson sampling at the stated rate"),
+    ],
+)
+@pytest.mark.parametrize("status", ["allowed", "violated"])
+def test_sampling_is_stated_as_it_was_found(name, evidence, words, status):
+    found = CheckResult(name, "accounting", status, "seen", evidence=evidence)
+    assert tables.sampling_words(made_report(checks=(found,))) == words
+
+
+def test_sampling_of_a_correct_run_is_that_of_the_claim():
+    assert tables.sampling_words(made_report()) == "Poisson sampling at the stated rate"
+
+
+def test_neighbors_of_several_items_are_named():
+    report = made_report()
+    settings = {**report.settings, "claim": {"items_per_record": 3}}
+    words = tables.adjacency_words(dataclasses.replace(report, settings=settings))
+    assert words == "one record is added or removed, with up to 3 items a record"

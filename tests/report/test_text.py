@@ -621,3 +621,45 @@ def test_what_is_no_ascii_is_escaped_and_powers_are_raised_on_a_terminal():
 @pytest.mark.usefixtures("_no_wishes")
 def test_control_characters_of_a_cell_are_shown():
     assert texts.as_text(texts.table([""], [("a\x1b[2K\r\n\u202eb",)])) == "a\\x1b[2K\\r\\n\\u202eb"
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_delta_above_one_over_the_records_is_a_warning_without_a_stated_number(private):
+    report = changed(made_report(), "accounting", evidence={"delta_above_records": True})
+    settings = {**report.settings, "claim": {"private_dataset_size": private}}
+    ((short, _),) = texts.warnings_of(dataclasses.replace(report, settings=settings, delta=0.05))
+    assert short == "delta 0.05 is above one over the number of records"
+
+
+def test_the_number_of_records_is_not_in_a_warning_if_it_is_private():
+    claim = {
+        "expected_batch_size": ClaimedValue(10, "user"),
+        "sample_rate": ClaimedValue(0.1, "accountant"),
+    }
+    made = made_report(claim=claim)
+    settings = {**made.settings, "claim": {"private_dataset_size": True}}
+    ((short, _),) = texts.warnings_of(dataclasses.replace(made, settings=settings, delta=0.05))
+    assert short == "delta 0.05 is above one over the number of records"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "warns"),
+    [
+        ({"of_neighbours": [29], "epsilon_of_divisor": 92.0}, False),
+        ({"of_neighbours": [29], "epsilon_of_divisor": 0.0, "private_dataset_size": True}, False),
+        ({"of_neighbours": [29], "epsilon_of_divisor": 0.4, "private_dataset_size": True}, True),
+    ],
+)
+def test_a_divisor_is_a_warning_only_if_it_costs_more_than_delta(evidence, warns):
+    report = made_report()
+    found = CheckResult("expected_batch_size", "accounting", "ok", "seen", evidence=evidence)
+    report = dataclasses.replace(report, checks=(*report.checks, found))
+    assert bool(texts.warnings_of(report)) == warns
+
+
+def test_the_items_of_a_record_are_next_to_each_epsilon():
+    report = made_report()
+    settings = {**report.settings, "claim": {"items_per_record": 2}}
+    report = dataclasses.replace(report, settings=settings)
+    assert texts.epsilons(report).endswith(", with up to 2 items a record")
+    assert "with up to 2 items a record: claimed" in printed("file", report)

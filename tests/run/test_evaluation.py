@@ -12,6 +12,7 @@ from trained import violated, with_optimizer
 from training_support import PrivateModule, digits, mlp, random_data
 
 from lightning_audit import AuditReport, PrivacyClaim
+from lightning_audit.report.text import records_of, warnings_of
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.divergences import isotropic_pair_epsilon
 
@@ -106,6 +107,22 @@ def test_the_cost_of_the_runs_own_numbers_is_told_and_does_not_fail(trained):
     assert found.evidence["epsilon_of_divisor"] == pytest.approx(cost, rel=1e-9)
     assert f"costs epsilon {cost:.4g} at delta 1e-05" in found.message
     assert "the number of records is public" in found.message
+
+
+@pytest.mark.parametrize("delta", [0.1, 1e-5])
+def test_a_delta_of_batches_is_a_warning_also_if_no_rate_is_claimed(audited, delta):
+    claim = dataclasses.replace(CLAIM, delta=delta, sample_rate=None)
+    report = audited(HandWritten(), claim=claim, max_steps=3)
+    assert records_of(report) is None
+    told = [short for short, _ in warnings_of(report)]
+    above = f"delta {delta:g} is above one over the number of records"
+    assert told == ([above] if delta == 0.1 else [])
+
+
+def test_a_divisor_of_a_public_number_of_records_is_no_warning(trained):
+    report = trained().report
+    assert divisor(report).evidence["of_neighbours"]
+    assert warnings_of(report) == []
 
 
 def test_few_private_records_and_many_parameters_are_a_violation(accused):
