@@ -761,7 +761,7 @@ OF_THE_TRAINING = (
     Fault(
         "own_pool",
         "a step trains on records that it draws itself, and the loader's batches are not used",
-        "agents with a replay buffer with a dummy loader",
+        "agents that give a dummy loader and sample a replay buffer",
         REPLAY_SENSITIVITY.name,
         "not asked: no record of the batch changes the release",
         training=trainings.OwnPool,
