@@ -463,8 +463,10 @@ def largest_change(
         changes = (copies - mixed).norm(dim=1) / scale
         return float(changes.sort().values[same - 1])
     scale = torch.maximum(norms[1][:, None], norms[0]).clamp(min=float(norms[norms > 0].median()))
-    far = torch.cdist(mixed, copies, compute_mode="donot_use_mm_for_euclid_dist") / scale
-    if len(copies) > _PAIRED:  # pairs of that many rows take minutes
+    many = len(copies) > _PAIRED  # distances by products are quick, and exact to 1e-3
+    mode = f"{'use' if many else 'donot_use'}_mm_for_euclid_dist"
+    far = torch.cdist(mixed, copies, compute_mode=mode) / scale
+    if many:
         return float(far.amin(dim=1).sort().values[same - 1])
     near, taken_rows, taken_copies = math.inf, set[int](), set[int]()
     for pair in far.flatten().argsort().tolist():
