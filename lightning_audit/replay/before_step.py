@@ -411,8 +411,8 @@ class _Test:
 
     def _without(self, one: int, other: int, count: int) -> Judged:
         """Replay copies of one record with the extreme one as the last, and without it."""
-        if self._far >= _LOW:  # rounding of a large sum in low precision is more than a record
-            count = min(count, _MOST)
+        # Rounding of a large sum in low precision is more than a record.
+        count = min(count, _MOST) if self._far >= _LOW else count
         ordered = [one] * (count - 1) + [other]
         if not self._by_release:
             return Judged(failed=True)

@@ -656,11 +656,8 @@ class DataState(TrainingState):
         new = id(module) not in self._known
         yield from super()._keep_globals(module)
         for value in list(vars(module).values()) if new and id(module) in self._known else ():
-            if isinstance(value, torch.Tensor | np.ndarray):
-                small = value.nbytes <= _SMALL
-            else:
-                small = isinstance(value, dict | list | tuple) and len(value) <= _SHORT
-            if small:
+            short = isinstance(value, dict | list | tuple) and len(value) <= _SHORT
+            if short or (isinstance(value, torch.Tensor | np.ndarray) and value.nbytes <= _SMALL):
                 yield value
 
     def _keep_tensor(self, tensor: torch.Tensor) -> Iterator[object]:

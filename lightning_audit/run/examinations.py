@@ -202,8 +202,7 @@ class Examinations:
             return
         self._log.off, self.whole = "", found.whole
         reasons = {answer.reason for answer in answers.values()}
-        alike = len(reasons) == 1 and not self._answered
-        if alike and (reason := reasons.pop()):
+        if len(reasons) == 1 and not self._answered and (reason := reasons.pop()):
             answers = dict.fromkeys(answers, Answer(reason=user.doubt(reason)))
         self.schedule.note(
             steps,
