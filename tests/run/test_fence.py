@@ -15,6 +15,7 @@ from pytorch_lightning.callbacks import StochasticWeightAveraging as Swa
 from pytorch_lightning.callbacks.weight_averaging import EMAWeightAveraging
 from resume_support import RESUMING, StepwiseModule
 from torch.nn import functional
+from torch.overrides import BaseTorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
@@ -573,6 +574,7 @@ def loop(training: Made, between: Callable[[Made, int], None], epochs: int = 3) 
 
 def attached(folder: Path, between: Callable[[Made, int], None]) -> AuditReport:
     training = made(loader=DataLoader(random_data(64), 16))
+    training.optimizer.original_optimizer.param_groups[0]["momentum"] = 0.9
     given = {"examinations": 0, "on_violation": "warn", "seed": 1}
     with attach(*training.training, report_dir=folder, **given) as audit:
         loop(training, between)
@@ -638,7 +640,151 @@ def test_weights_made_of_released_ones_pass_in_a_plain_loop(tmp_path, between):
     assert changes(attached(tmp_path, between)) == ""
 
 
+# --- What a plain loop reads between two steps.
+
+
+def records(training: Made) -> torch.Tensor:
+    return training.loader.dataset.tensors[0]
+
+
+def rows_by_activations(training: Made, epoch: int) -> None:
+    first = next(iter(training.model.parameters()))
+    first.div_((records(training) @ first.t()).std(0)[:, None])
+
+
+def scaled_by_rows(training: Made, epoch: int) -> None:
+    next(iter(training.model.parameters())).mul_(records(training)[torch.randperm(64)[:9]].std())
+
+
+def scaled_by_numpy(training: Made, epoch: int) -> None:
+    next(iter(training.model.parameters())).mul_(float(np.abs(records(training).numpy()).mean()))
+
+
+def state_of_gradients(training: Made, epoch: int) -> None:
+    for p in training.model.parameters():
+        state = training.optimizer.original_optimizer.state[p]
+        state["momentum_buffer"] = torch.sin(37.0 * torch.arange(p.numel())).view_as(p)
+
+
+def mean_joins(training: Made, epoch: int) -> None:
+    training.model.register_buffer("mean", records(training).mean(0))
+
+
+def kept_mean_joins(training: Made, epoch: int) -> None:
+    training.model.register_buffer("mean", torch.arange(8.0))
+
+
+@pytest.mark.parametrize(
+    ("between", "told"),
+    [
+        (rows_by_activations, "1 parameter changed between steps 4 and 5: training records were"),
+        (scaled_by_rows, "1 parameter changed between steps 4 and 5: training records were read"),
+        (scaled_by_numpy, "1 parameter changed between steps 4 and 5: training records were read"),
+        (state_of_gradients, "new values of optimizer state are not known to be made of released"),
+        (mean_joins, "buffer mean changed between steps 4 and 5: training records were read"),
+        (kept_mean_joins, "buffer mean changed between steps 4 and 5: new values of buffers are"),
+    ],
+)
+def test_what_a_loop_reads_and_then_changes_is_named(tmp_path, between, told):
+    assert told in changes(attached(tmp_path, between))
+
+
+def accuracy(training: Made) -> float:
+    training.model.eval()
+    x, y = training.loader.dataset.tensors
+    return float((training.model(x).argmax(1) == y).float().mean())
+
+
+def average_in_at_the_end(training: Made, epoch: int) -> None:
+    now = weights_of(training)
+    before = getattr(training, "average", now)
+    training.average = [a.lerp(p, 0.5) for a, p in zip(before, now, strict=True)]
+    accuracy(training)
+    if epoch == 2:
+        put_all(training.model, training.average)
+
+
+def average_swapped_in(training: Made, epoch: int) -> None:
+    own = weights_of(training)
+    put_all(training.model, [0.5 * p for p in own])
+    accuracy(training)
+    put_all(training.model, own)
+
+
+def clamped_before(training: Made, epoch: int) -> None:
+    clamped(training, epoch)
+    accuracy(training)
+
+
+def state_zeroed(training: Made, epoch: int) -> None:
+    accuracy(training)
+    for state in training.optimizer.original_optimizer.state.values():
+        state["momentum_buffer"] = torch.zeros_like(state["momentum_buffer"])
+
+
+@pytest.mark.parametrize(
+    "between", [average_in_at_the_end, average_swapped_in, clamped_before, state_zeroed]
+)
+def test_a_loop_that_evaluates_on_training_records_passes(tmp_path, between):
+    assert changes(attached(tmp_path, between)) == ""
+
+
+def test_modes_of_the_user_are_as_without_the_audit(tmp_path):
+    training = made(loader=DataLoader(random_data(64), 16))
+    with attach(*training.training, report_dir=tmp_path, examinations=0, on_violation="warn"):
+        for batch in training.loader:
+            with torch.device("cpu"), BaseTorchFunctionMode() as own:
+                training.optimizer.zero_grad()
+                loss_of(training, batch).backward()
+                training.optimizer.step()
+                assert _get_current_function_mode_stack()[-1] is own
+            training.model.eval()(batch[0])
+            training.model.train()
+        assert len(_get_current_function_mode_stack()) == 1
+    assert not _get_current_function_mode_stack()
+
+
 # --- Metrics without noise that decide.
+
+
+def raw_loss(training: Made, scheduler: Any) -> None:
+    scheduler.step(training.loss.detach())
+
+
+def training_records(training: Made, scheduler: Any) -> None:
+    with torch.no_grad():
+        scheduler.step(accuracy(training))
+
+
+def other_records(training: Made, scheduler: Any) -> None:
+    training.model.eval()
+    with torch.no_grad():
+        losses = [loss_of(training, b).item() for b in DataLoader(random_data(20, seed=1), 10)]
+        accuracy(training)
+    scheduler.step(sum(losses))
+
+
+@pytest.mark.parametrize(
+    ("decides", "raw"), [(raw_loss, True), (training_records, True), (other_records, False)]
+)
+def test_a_plateau_scheduler_of_a_loop_is_named_unless_it_gets_other_records(
+    tmp_path, decides, raw
+):
+    training = made(loader=DataLoader(random_data(64), 16))
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(training.optimizer)
+    given = {"examinations": 0, "on_violation": "warn"}
+    with attach(*training.training, report_dir=tmp_path, **given) as audit:
+        for _ in range(2):
+            for batch in training.loader:
+                training.optimizer.zero_grad()
+                training.loss = loss_of(training, batch)
+                training.loss.backward()
+                training.optimizer.step()
+            decides(training, scheduler)
+            training.model.train()
+    blocked = [item for item in audit.report.verdict.pass_blockers if "fence.monitors" in item]
+    assert bool(blocked) == raw
+    assert not raw or "ReduceLROnPlateau.step at" in blocked[0]
 
 
 class LogsLoss(Validated, PrivateModule):
