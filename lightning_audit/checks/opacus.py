@@ -19,7 +19,7 @@ _KINDS = {
     ),
     "another": (
         "ghost_clipping_without_its_loss",
-        "Ghost clipping clips no record",
+        "Ghost clipping runs without its loss",
         "no clipping: the loss that runs backward is not that of make_private's criterion",
         "with grad_sample_mode='ghost', loss = criterion(output, target) alone clips, of the third "
         "result of make_private; call backward on no other loss (outputs.loss) before the step",

@@ -709,11 +709,9 @@ class AuditedOptimizers:
         self.plain = PlainSteps()
         #: Called before a hand-written step gets its canaries.
         self.begins: Callable[[], None] = lambda: None
-        #: Whether gradients of the present batch depend on parameters, given by identity, or that
-        #: is known, as its second argument says.
+        #: Whether the batch's gradients depend on parameters, by identity, or that is known.
         self.depends: Callable[[Mapping[int, Any], bool], bool] = lambda _, known: known
-        # Names of the module's parameters, by identity.
-        self._names: dict[int, str] = {}
+        self._names: dict[int, str] = {}  # of the module's parameters, by identity
         self._name = uuid.uuid4().hex
         self._untrained: dict[str, tuple[float, float]] = {}
         # Names of the parameters that exempt optimizers train.
@@ -841,21 +839,16 @@ class AuditedOptimizers:
 
     @property
     def without_dp(self) -> tuple[int, str]:
-        """Number of steps without DP-SGD, and the class of an optimizer that took one.
-
-        Before the first private step, unknown optimizers may train anything on public records.
-        """
+        """Number of steps without DP-SGD, and the class of an optimizer that took one."""
         plain = self.plain
         bare = [s for s in self.sessions if s.releases.bare and not isinstance(s.step, ManualStep)]
+        # Before the first private step, unknown optimizers may train anything on public records.
         steps = sum(s.releases.bare for s in bare) + (plain.unknown if self.steps else 0)
         kinds = [plain.kind, *(type(session.step.inner).__name__ for session in bare)]
         return plain.count + steps, next(filter(None, kinds), "")
 
     def _is_hidden(self, optimizer: Any) -> bool:
-        """Return whether an unknown optimizer trained, without DP-SGD, what this training uses.
-
-        This is a private parameter, another one of the module, or one on which gradients depend.
-        """
+        """Return whether an unknown one trains the module, or what its gradients depend on."""
         private = {id(p): session for session in self.sessions for p in session.step.params}
         allowed, exempt = "unaudited" in self.config.allow, self.config.exemptions
         free = {number for number, name in self._names.items() if allowed or covers(exempt, name)}
@@ -863,8 +856,7 @@ class AuditedOptimizers:
         params = {id(p): p for group in groups for p in group["params"] if p.grad is not None}
         known = any(private[n].tap.is_unreleased() for n in params.keys() & private.keys())
         others = {n: p for n, p in params.items() if n not in private and n not in free}
-        if summed_by_opacus(others.values()):  # another private training
-            return known
+        others = {} if summed_by_opacus(others.values()) else others  # another private training
         return self.depends(others, known or not self._names.keys().isdisjoint(others))
 
     def _audits_of(
