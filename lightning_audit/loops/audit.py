@@ -219,8 +219,7 @@ class Audit:
         self._is_loaders = self._hears = False
         self._heard: Any = None
         # The thread that trains; whether another one fetches ahead.
-        self._thread: int | None = None
-        self._threaded = False
+        self._thread, self._threaded = threading.get_ident(), False
         self._handles = Handles()
         self._settled = 0  # steps after which the claim's budget was looked at
 
@@ -349,7 +348,7 @@ class Audit:
     @property
     def _is_elsewhere(self) -> bool:
         """Whether another thread than the one that trains calls, which fetches ahead."""
-        return self._thread not in (None, threading.get_ident())
+        return self._thread != threading.get_ident()
 
     @property
     def _is_training(self) -> bool:
@@ -365,7 +364,7 @@ class Audit:
     def follows(self, loader: Any) -> bool:
         """Return whether a loader draws this training's batches; see `loops.events`."""
         own, run = self._loop.loader, self._run
-        if own is None or run is None or not self._looks:
+        if own is None or run is None or not (self._looks or self._is_elsewhere):
             return False
         followed = loader is own or (
             drawn_by(own) is not None and drawn_by(loader) is drawn_by(own)
@@ -379,9 +378,9 @@ class Audit:
     @_guarded()
     def starts_pass(self, loader: Any) -> None:
         """Note a memory manager's loader, which is made when a pass begins."""
-        if self._ends_with_batch and self._in_epoch and not self._begun:
-            self._end_epoch()  # the loop left out what it had fetched
         if not self._is_elsewhere:
+            if self._ends_with_batch and self._in_epoch and not self._begun:
+                self._end_epoch()  # the loop left out what it had fetched
             self._ahead.clear()
         self._passed = loader
         self._look_at_parts()
@@ -407,7 +406,7 @@ class Audit:
     def fetched(self, batch: Any, count: PassCount | None = None) -> Any:
         """Hold a batch, which begins with its first forward pass: the loop may not train on it."""
         run = self._run
-        if run is None or not self._looks:
+        if run is None or not (self._looks or self._is_elsewhere):  # which no replay stops
             return batch
         trains, held = self._is_training, Fetched(batch, count)
         if count is not None:
@@ -418,8 +417,8 @@ class Audit:
             self._note_reads()
             return batch
         self._fetches, self._heard = True, None
-        if self._is_elsewhere and not self._by_input:
-            self._threaded = True
+        self._threaded = self._is_elsewhere and not self._by_input
+        if self._threaded:
             self._ahead.append(held)
             return batch
         if self._batch is not None and not self._begun:
@@ -535,7 +534,7 @@ class Audit:
             return
         with self._user.between(frame):
             run.end_batch(batch)
-        if self._ends_with_batch and not self._ahead:
+        if self._ends_with_batch and all(one.count is not self._held.count for one in self._ahead):
             self._end_epoch()
         self._stopping.look()
         self._raise_if_told()
