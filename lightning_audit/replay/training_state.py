@@ -396,6 +396,9 @@ _FOREIGN = (
     "lightning.fabric",
     "lightning_audit",
     "logging",
+    # What a loop logs with, displays or draws.
+    *("torch.utils.tensorboard", "tensorboard", "tensorboardX", "wandb", "mlflow", "neptune"),
+    *("comet_ml", "clearml", "tqdm", "rich", "matplotlib"),
 )
 #: The selftest's trainings are saved like a user's.
 _OWN_TRAININGS = "lightning_audit.testing"
