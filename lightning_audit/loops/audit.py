@@ -463,7 +463,6 @@ class Audit:
             self._run.fence.note_reads(now=now)
 
     def _forget_batch(self) -> None:
-        self._note_reads(now=False)
         self._batch, self._begun, self._stepped, self._outer = None, False, False, None
         self._graphs.clear()
         # A backward pass that raised does not end.
@@ -476,7 +475,10 @@ class Audit:
             The number of batches that its pass fetched before it, and that were not trained on;
             None if it is unknown.
         """
-        if self._batch is not None and not self._begun:
+        waits = self._batch is not None and not self._begun
+        if not self._ahead:
+            return 0 if waits and self._held.among(args) else None
+        if waits:
             self._ahead.append(self._held)
         for place, held in enumerate([*self._ahead]):
             if held.among(args):
@@ -485,7 +487,7 @@ class Audit:
                     self._end_batch(None)
                 self._batch, self._held = held.batch(), held
                 return sum(one.count is held.count for one in passed) - 1
-        if self._batch is not None and not self._begun:
+        if waits:
             self._ahead.pop()
         return None
 
@@ -714,7 +716,6 @@ class Audit:
         if len(self._loop.optimizers) == 1 and run.end_step():
             self._stopping.look()
             self._raise_if_told()
-        self._note_reads()
 
     # ------------------------------------------------------------------ what the user sees
 
@@ -861,6 +862,7 @@ class Audit:
         """Remove all hooks, and release files and the training; the report is kept."""
         atexit.unregister(self._at_exit)
         run, self._ended = self._run, True
+        self._note_reads(now=False)
         self._forget_batch()
         if run is not None:
             attempt(self._state)

@@ -7,7 +7,6 @@ while an audit is attached, and put back when the last one ends.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import weakref
@@ -22,7 +21,6 @@ from torch.utils import _pytree
 from torch.utils.data import DataLoader
 
 from lightning_audit.hooks.sampler_tap import unwatched
-from lightning_audit.lints.settings import is_empty
 
 #: Packages whose frames are not the user's.
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "opacus", "tqdm", "lightning_audit"}
@@ -141,7 +139,8 @@ class Fetched:
     def __init__(self, batch: Any, count: PassCount | None) -> None:
         leaves, self._kind = _pytree.tree_flatten(batch)
         #: The pass, and whether the batch holds no record.
-        self.count, self.empty = count, is_empty(leaves)
+        tensors = [len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
+        self.count, self.empty = count, bool(tensors) and not any(tensors)
         self._leaves = [
             weakref.ref(leaf) if isinstance(leaf, torch.Tensor) else lambda leaf=leaf: leaf
             for leaf in leaves
@@ -149,10 +148,10 @@ class Fetched:
 
     def among(self, args: Any) -> bool:
         """Return whether a tensor of the batch, or a view of all of it, is among the arguments."""
-        own = {_memory(leaf()) for leaf in self._leaves if isinstance(leaf(), torch.Tensor)}
+        given = [_memory(leaf) for leaf in _pytree.tree_leaves(args)]
         return any(
-            isinstance(leaf, torch.Tensor) and _memory(leaf) in own
-            for leaf in _pytree.tree_leaves(args)
+            isinstance(leaf := held(), torch.Tensor) and _memory(leaf) in given
+            for held in self._leaves
         )
 
     def batch(self) -> Any:
@@ -162,12 +161,12 @@ class Fetched:
         return None if gone else _pytree.tree_unflatten(leaves, self._kind)
 
 
-def _memory(tensor: Any) -> tuple[int, int]:
+def _memory(leaf: Any) -> tuple[int, int]:
     """Return where a tensor lies in memory, or what it is, and its number of entries."""
-    with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse, or under vmap
-        if place := tensor.data_ptr():
-            return place, tensor.numel()
-    return id(tensor), -1
+    try:
+        return leaf.data_ptr() or id(leaf), leaf.numel()
+    except (AttributeError, RuntimeError, NotImplementedError):  # no tensor, sparse, under vmap
+        return id(leaf), -1
 
 
 def drawn_by(loader: Any) -> Any:

@@ -385,7 +385,7 @@ class Fence:
             self.reads.enter(loop=True)
             if self._held is not None:
                 self._items = self._hook_items()
-        elif not now:
+        elif not now and self.reads.open:
             self.reads.enter(loop=False)
             self._items.remove()
 
@@ -538,6 +538,7 @@ class Fence:
                 self._go_on()
                 self._past.add(self._now)
                 self._held, self._stepped = self._values({}), True
+            self.note_reads(now=self.reads.loop)
 
     def _look(self, name: str) -> None:
         """Note a change of the weights within a step."""
