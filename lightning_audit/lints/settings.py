@@ -8,6 +8,7 @@ memory only.
 from __future__ import annotations
 
 import ast
+import contextlib
 import gc
 import inspect
 import textwrap
@@ -371,7 +372,9 @@ def reduction_of(loss: Any, accumulated: int = 1) -> Reduction | None:
     """
     node = getattr(loss, "grad_fn", None)
     if node is not None and str(node.name()).startswith("DivBackward"):
-        divisor = getattr(node, "_saved_other", None)
+        divisor: Any = None
+        with contextlib.suppress(AttributeError, RuntimeError):  # its backward pass has gone by
+            divisor = torch.as_tensor(node._saved_other)
         if divisor is not None and divisor.numel() == 1 and float(divisor) == accumulated:
             node = node.next_functions[0][0]
     return _reduction(node)

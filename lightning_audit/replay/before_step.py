@@ -543,9 +543,16 @@ class _Store:
 
 
 def _stores(data: Any, depth: int = 4) -> Iterator[_Store]:
-    """Yield the stores of a data set, and of those that it holds."""
+    """Yield the stores of a data set, of those that it holds, and of what its items read.
+
+    Its items may read global variables, and variables around its class.
+    """
     size = len(data) if hasattr(type(data), "__len__") else 0
-    for value in list(getattr(data, "__dict__", {}).values()):
+    give, read = inspect.unwrap(getattr(type(data), "__getitem__", len)), list[Any]()
+    with contextlib.suppress(TypeError, ValueError):  # no function; a variable that is not set
+        around = inspect.getclosurevars(give)
+        read = [*around.globals.values(), *around.nonlocals.values()]
+    for value in [*getattr(data, "__dict__", {}).values(), *read]:
         parts = value if isinstance(value, tuple | list) and len(value) <= _PARTS else ()
         for held in (value, *parts):
             if isinstance(held, Dataset) and depth:

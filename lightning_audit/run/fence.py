@@ -326,8 +326,8 @@ class Fence:
         # Changes since the last step, which may be put back: what, the sentence, and the names.
         self._pending: list[tuple[str, str, list[str]]] = []
         # In a plain loop: hooks on its data sets between passes, and entries before the open step
-        # read records; whether optimizer states were loaded since the last step.
-        self._items, self._at_read, self._loaded = Handles(), torch.zeros(0), False
+        # read records.
+        self._items, self._at_read = Handles(), torch.zeros(0)
         # Values of one number that changed in earlier passes.
         self._scheduled = set[str]()
 
@@ -507,7 +507,6 @@ class Fence:
                 self._log.told.setdefault(told, sentence)
         self._pending, self._own, self._at_read = [], {}, torch.zeros(0)
         self.reads.clear()
-        self._loaded = False
         self._built.cache_clear()
 
     def _follow(self) -> None:
@@ -524,8 +523,6 @@ class Fence:
             begins, ends = entry(partial(self._update, True)), entry(partial(self._update, False))
             self._stepping.append(step.inner.register_step_pre_hook(begins))
             self._stepping.append(step.inner.register_step_post_hook(ends))
-            loads = partial(setattr, self, "_loaded")
-            self._stepping.append(step.inner.register_load_state_dict_post_hook(loads))
 
     def _update(self, begins: bool, *_: Any) -> None:
         """Look before an optimizer's update; what it changes is no change after it."""
@@ -588,14 +585,16 @@ class Fence:
         spans = self._entries.spans.values()
         pairs = [(before[at], after[at]) for at in spans if not same_bits(before[at], after[at])]
         why = self._why_not(pairs, before, after)
-        if self._examined:
+        what = f"{name} changed {_parameters(len(pairs))} in step {steps}"
+        if why == _EARLIER:  # all replays of a step may choose alike
+            self._log.told.setdefault(name, f"{what}: {why}")
+        elif self._examined:
             self._covered[name] = bool(why)
             self._log.waiting.pop(name, None)
-            return
-        self.news |= seen is None
-        if why:
-            what = f"{name} changed {_parameters(len(pairs))} in step {steps}"
-            self._log.waiting[name] = f"{what}, and no examined step had such a change: {why}"
+        else:
+            self.news |= seen is None
+            if why:
+                self._log.waiting[name] = f"{what}, and no examined step had such a change: {why}"
 
     # ------------------------------------------------------------------ between steps
 
@@ -706,7 +705,7 @@ class Fence:
         judged = "validation" not in name if name else self.reads.loop and not self.reads.others
         if not why and judged and any(map(_holds_values, values)):
             why = "new values of buffers are not known to be made of released weights"
-        states = [] if self._loaded else [n for n in changed if n.startswith("optimizer state")]
+        states = [n for n in changed if n.startswith("optimizer state")]
         if not why and not all(_is_made(held[n], now[n], self._weights()) for n in states):
             why = "new values of optimizer state are not known to be made of released weights"
         if why and last:
