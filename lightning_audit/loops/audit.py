@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import operator
 import sys
 import threading
@@ -52,6 +51,7 @@ from lightning_audit.loops.events import (
     listeners,
     users_frame,
 )
+from lightning_audit.loops.training import Loop, listed
 from lightning_audit.results.audit_report import (
     AuditReport,
     ClaimUsedUp,
@@ -59,9 +59,8 @@ from lightning_audit.results.audit_report import (
     PrivacyViolation,
     UnauditableTraining,
 )
-from lightning_audit.results.report_details import PLAIN_LOOP, CodePlace
+from lightning_audit.results.report_details import CodePlace
 from lightning_audit.run.audit_run import AuditRun
-from lightning_audit.run.facts import FrontEnd, TrainingInfo, device_name
 from lightning_audit.run.optimizers import verified
 from lightning_audit.run.outcome import (
     Stopping,
@@ -81,78 +80,9 @@ from lightning_audit.verdict.judge import Resolution
 
 _log = logging.getLogger(__name__)
 
-# --- The training, as its user states it and as far as it has come.
-
 _PRECISIONS = ("32-true", "64-true", "bf16-true", "bf16-mixed")
 #: Precisions that are refused with what to do.
 _FP16_NAMES = ("16-true", "16-mixed")
-_BY_DTYPE = {torch.bfloat16: "bf16-true", torch.float64: "64-true", torch.float16: "16-true"}
-
-
-class Loop(FrontEnd):
-    """A plain training as a `FrontEnd`.
-
-    Args:
-        given: the arguments of `attach`, by name.
-    """
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self.model, self.loader, self._epochs = given["model"], given["loader"], given["epochs"]
-        self.root = self.model if given["root"] is None else given["root"]
-        self.optimizers = _listed(given["optimizer"])
-        self.read = given["precision"] is None
-        self.param = next(iter(self.root.parameters()), torch.zeros(0))
-        self.precision = given["precision"] or _BY_DTYPE.get(self.param.dtype, "32-true")
-        #: Number of passes that have ended, of steps that were taken, and whether it has ended.
-        self.epoch = self.steps = 0
-        self.over = False
-        #: Called before a step that is refused.
-        self.refuses: Callable[[], None] = lambda: None
-        #: See `TrainingInfo.loop`.
-        self.places: dict[str, CodePlace] = {}
-
-    @property
-    def planned(self) -> int | None:
-        """Steps of the whole training; None if unknown."""
-        try:
-            return None if self._epochs is None else self._epochs * len(self.loader)
-        except TypeError:  # no loader, or one without a length
-            return None
-
-    def steps_left(self) -> int | None:
-        """Return how many steps each optimizer is planned to take from now on."""
-        left = (self.planned or 0) - self.steps
-        return left if left > 0 else None
-
-    def epochs_left(self) -> int | None:
-        """Return how many passes will begin from now on."""
-        return None if self._epochs is None else max(self._epochs - self.epoch, 0)
-
-    def is_over(self) -> bool:
-        """Return whether the batch that has ended is the last one."""
-        return self.over
-
-    def stop(self) -> None:
-        """Note that the training should stop."""
-        self.stopped = True
-
-    def refuse(self, report: AuditReport | None) -> None:
-        """Raise before the step that is about to be taken, if configured."""
-        self.refuses()
-
-    def info(self, processes: int) -> TrainingInfo:
-        """Return what the audit reads of the training."""
-        return TrainingInfo(
-            module=self.root,
-            loaders=[] if self.loader is None else self.loader,
-            precision=self.precision,
-            device=device_name(self.param.device),
-            strategy=PLAIN_LOOP,
-            processes=processes,
-            epoch_batches=math.inf,
-            planned_steps=self.planned,
-            loop=self.places,
-        )
 
 
 # --- The audit.
@@ -181,7 +111,7 @@ class Audit:
     def __init__(self, config: AuditConfig, given: Mapping[str, Any]) -> None:
         self.config, self._directory = config, Path(given["report_dir"])
         self._loop = loop = Loop(given)
-        self._loggers = _listed(given["log"]) if given["log"] is not None else []
+        self._loggers = listed(given["log"]) if given["log"] is not None else []
         self._prefix = given["log_prefix"]
         self._verbose, step = given["verbose"], given["step"]
         # State of an earlier part of the training; its own once it has ended.
@@ -336,7 +266,7 @@ class Audit:
         if model is not None:
             loop.model = loop.root = self._user.module = model
         if optimizer is not None:
-            loop.optimizers[:] = _listed(optimizer)
+            loop.optimizers[:] = listed(optimizer)
         if loader is not None:
             loop.loader = self._user.loader = loader
             self._watch_loader(run)
@@ -914,10 +844,6 @@ def _loss_in_backward() -> Any:
 
 def _named(name: str, frame: Any) -> dict[str, CodePlace]:
     return dict(zip((name,), of_frame(frame), strict=False))
-
-
-def _listed(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def _params_of(optimizers: Iterable[Any]) -> set[int]:

@@ -7,12 +7,8 @@ Example:
     >>> import torch
     >>> from opacus.optimizers import DPOptimizer
     >>> weights = torch.nn.Parameter(torch.zeros(3))
-    >>> private = DPOptimizer(
-    ...     torch.optim.SGD([weights], lr=0.1),
-    ...     noise_multiplier=1.0,
-    ...     max_grad_norm=1.0,
-    ...     expected_batch_size=64,
-    ... )
+    >>> settings = dict(noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=64)
+    >>> private = DPOptimizer(torch.optim.SGD([weights], lr=0.1), **settings)
     >>> type(plant(private, "half_noise")).__name__
     'HalfNoise'
     >>> FAULTS["half_noise"].check
@@ -765,7 +761,6 @@ OF_THE_TRAINING = (
         REPLAY_SENSITIVITY.name,
         "not asked: no record of the batch changes the release",
         training=trainings.OwnPool,
-        audit={"examinations": 1},
         ends="INCONCLUSIVE",
         warn_only=True,
         remarked=True,
@@ -996,13 +991,7 @@ def plant(optimizer: Any, name: str) -> Any:
     return optimizer
 
 
-_ALL = (
-    *OF_THE_OPTIMIZER,
-    *OF_THE_TRAINING,
-    *OF_THE_STEP,
-    *OF_CORRELATED_NOISE,
-    *OF_THE_DRAW,
-)
+_ALL = (*OF_THE_OPTIMIZER, *OF_THE_TRAINING, *OF_THE_STEP, *OF_CORRELATED_NOISE, *OF_THE_DRAW)
 
 #: The faults by name.
 FAULTS: Mapping[str, Fault] = MappingProxyType({fault.name: fault for fault in _ALL})
