@@ -206,9 +206,6 @@ class DPSGDStep(ABC):
         Canaries are left out. None if unknown.
         """
 
-    def note_backward(self, param: torch.nn.Parameter) -> None:  # noqa: B027
-        """Note that a backward pass has added to a parameter's ``grad``."""
-
     def look_at_gradient(self) -> None:  # noqa: B027
         """Look at a gradient that is about to be clipped, or summed if it is clipped."""
 

@@ -528,7 +528,7 @@ class GradientTap:
         optimizer: torch.optim.Optimizer,
         params: Sequence[torch.nn.Parameter],
         coordinates: dict[int, IndexArray],
-        note_backward: Callable[[torch.nn.Parameter], None] = lambda _: None,
+        note_backward: Callable[[torch.nn.Parameter], None] | None = None,
     ) -> None:
         self._optimizer, self._params, self._note = optimizer, params, note_backward
         # torch's own optimizers may add momentum or weight decay to p.grad in place: the gradient
@@ -771,7 +771,8 @@ class GradientTap:
 
     def _note_backward(self, param: torch.nn.Parameter) -> None:
         self._backward_ran = True
-        self._note(param)
+        if self._note is not None:
+            self._note(param)
         if param.grad is not None:
             self._backward_left[id(param)] = (param.grad.data_ptr(), param.grad._version)
 

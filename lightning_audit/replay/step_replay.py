@@ -581,8 +581,11 @@ class StepReplay:
                 raise
             found.fail(error)
         finally:
-            self.state.shared.leave()
-            self.state.put_back()
+            for restore in (self.state.shared.leave, self.state.put_back):
+                with self._fitting():  # what was freed since may be enough
+                    restore()
+                    continue
+                restore()
         if self._full:  # no fault of the step
             full, self._full, self._records = self._full, "", 0
             self._kept.clear()

@@ -990,4 +990,5 @@ def tap_of(step: DPSGDStep, coordinates: Coordinates, *, cut_known: bool = False
     """Return the reader of an optimizer's gradients; arguments as for `UpdateTap`."""
     if isinstance(step, ManualStep):
         return UpdateTap(step.inner, step.params, coordinates.by_tensor, cut_known=cut_known)
-    return GradientTap(step.inner, step.params, coordinates.by_tensor, step.note_backward)
+    note_backward = getattr(step, "note_backward", None)
+    return GradientTap(step.inner, step.params, coordinates.by_tensor, note_backward)

@@ -350,7 +350,12 @@ def test_opacus_hooks_are_off_inside_and_on_again_after(wrapped):
 
 def test_another_thread_that_trains_draws_no_number_twice():
     module, ended = _Module(_net()), threading.Event()
-    other = threading.Thread(target=lambda: ended.wait(), name="study")
+
+    def draws() -> None:
+        while not ended.is_set():
+            torch.rand(100_000, generator=torch.Generator())
+
+    other = threading.Thread(target=draws, name="study")
     other.start()
     try:
         with undisturbed(module):

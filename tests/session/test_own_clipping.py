@@ -1,5 +1,6 @@
 """Rows of the audit in an optimizer's own clipping: how they fit, and the way back out."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -153,7 +154,8 @@ def plain(folder, kind, steps=3, *callbacks):
 )
 def test_a_trial_shows_how_rows_fit_and_the_model_stays_what_it_is(tmp_path, kind, fit):
     report, found, weights = trained(tmp_path / "audited", kind)
-    assert found == fit
+    assert found == replace(fit, adds=found.adds)
+    assert found.adds == pytest.approx(fit.adds, abs=1e-8)  # by the rounding of a machine's sums
     torch.testing.assert_close(weights, plain(tmp_path / "plain", kind), rtol=1e-4, atol=1e-6)
     told = [one for one in report.verdict.pass_blockers if "is given no rows of the audit" in one]
     assert len(told) == bool(fit.why_not)

@@ -35,6 +35,7 @@ class PlainStep:
     precision = "32-true"
     aside: Sequence[object] = ()
     logged: ClassVar[dict[str, set[Any]]] = {}
+    whole = True
 
     def __init__(
         self,
