@@ -682,16 +682,16 @@ class Audit:
             What the function returns.
         """
         self._user.function = function
-        if not self._fetches:
-            self._hold(batch)
+        self._hold(batch)
         return function(batch)
 
     @_guarded()
     def _hold(self, batch: Any) -> None:
         if self._looks:
-            if self._begun:
+            if self._begun and not self._fetches:
                 self._end_batch(None)
-            self._batch = batch
+            if not self._begun:  # as a generator changed it since the loader yielded it
+                self._batch = batch
 
     def state_dict(self) -> dict[str, Any]:
         """Return the audit's state for a checkpoint; call it between two batches.

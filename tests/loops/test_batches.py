@@ -321,3 +321,20 @@ def test_an_empty_batch_that_is_left_out_is_a_note(tmp_path):
     report = trained(tmp_path, unless_empty, training)
     assert "empty batches were skipped" in "; ".join(report.notes)
     assert "made no step" not in "; ".join(report.verdict.pass_blockers)
+
+
+def test_a_step_is_examined_on_the_batch_that_it_is_given(tmp_path):
+    training = made()
+    x, y = own(training)
+    training.loader.dataset.tensors = ((100 * x).short(), y)
+
+    def cast() -> Iterator[Any]:
+        for x, y in training.loader:
+            yield x.float() / 100, y
+
+    given = {**GIVEN, "examinations": "auto"}
+    with attach(*training.training, report_dir=tmp_path, **given) as audit:
+        for _ in range(2):
+            for batch in cast():
+                audit.step(lambda batch: step(training, batch), batch)
+    assert audit.report.verdict.outcome == "PASS", audit.report.verdict.pass_blockers
