@@ -494,12 +494,15 @@ class Audit:
         self._outer, self._forward_ran, self._thread = module, True, threading.get_ident()
         if self._begun and self._fetches and not (self._stepped and self._ahead):
             return
+        waiting = len(self._ahead)
         passed = self._choose(args)
         unsure = bool(self._ahead) and passed is None
         if unsure and self._begun and not self._threaded:
             return
-        if (unsure or passed) and not run.optimizers.steps:  # it may have initialized weights
-            run.fence.reads.seen[0] = lambda _: True
+        if waiting and not run.optimizers.steps and not self._threaded:
+            run.fence.reads.seen[0] = lambda _: (
+                True
+            )  # an earlier batch may have initialized weights
         if unsure:
             if self._begun:
                 self._end_batch(None)
