@@ -204,6 +204,7 @@ def raised_in_audit(error: BaseException) -> bool:
         frame = trace.tb_frame
         module = str(frame.f_globals.get("__name__", ""))
         own = module.startswith(f"{_PACKAGE}.") and not module.startswith(f"{_PACKAGE}.testing.")
+        own &= frame.f_code.co_name != "__torch_function__"  # through which user's calls go
         beyond = 0 if own else beyond + 1
         library = module.partition(".")[0] in sys.stdlib_module_names
         library = library or "site-packages" in frame.f_code.co_filename

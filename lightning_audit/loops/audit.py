@@ -461,6 +461,7 @@ class Audit:
 
     def _end_batch(self, frame: Any) -> None:
         run, batch = self._run, self._batch
+        self._note_reads(now=False)
         self._forget_batch()
         if run is None:
             return
@@ -511,6 +512,7 @@ class Audit:
             self._end_batch(None)
         if self._batch is not None or not self._fetches:
             run = self._with_autocast(run)
+            self._batch = self._user.given(self._batch)
             self._begin_batch(run, passed)
 
     def _with_autocast(self, run: AuditRun) -> AuditRun:
@@ -690,11 +692,10 @@ class Audit:
 
     @_guarded()
     def _hold(self, batch: Any) -> None:
-        if self._looks:
-            if self._begun and not self._fetches:
+        if self._looks and not (self._begun and not self._stepped):
+            if self._begun:
                 self._end_batch(None)
-            if not self._begun:  # as a generator changed it since the loader yielded it
-                self._batch = batch
+            self._batch = batch
 
     def state_dict(self) -> dict[str, Any]:
         """Return the audit's state for a checkpoint; call it between two batches.

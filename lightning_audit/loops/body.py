@@ -14,6 +14,7 @@ import io
 import linecache
 import os
 import signal
+import sys
 import textwrap
 import threading
 import time
@@ -388,6 +389,16 @@ class LoopStep:
     def whole(self) -> bool:
         """Whether all statements of the steps that ran again have run, up to the first failure."""
         return self._rest.whole
+
+    def given(self, batch: Any) -> Any:
+        """Return what the user's function was called with, which may be a batch made of another."""
+        code, frame = getattr(self.function, "__code__", None), sys._getframe(1)
+        place = int(inspect.ismethod(self.function))
+        while code is not None and frame is not None:
+            if frame.f_code is code and code.co_argcount > place:
+                return frame.f_locals.get(code.co_varnames[place], batch)
+            frame = frame.f_back  # type: ignore[assignment]
+        return batch
 
     def source(self) -> BatchSource:
         """Return the way from records to a batch: the loader alone."""
