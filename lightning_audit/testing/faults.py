@@ -761,6 +761,7 @@ OF_THE_TRAINING = (
         REPLAY_SENSITIVITY.name,
         "not asked: no record of the batch changes the release",
         training=trainings.OwnPool,
+        audit={"examinations": 1},
         ends="INCONCLUSIVE",
         warn_only=True,
         remarked=True,

@@ -323,18 +323,22 @@ def test_an_empty_batch_that_is_left_out_is_a_note(tmp_path):
     assert "made no step" not in "; ".join(report.verdict.pass_blockers)
 
 
-def test_a_step_is_examined_on_the_batch_that_it_is_given(tmp_path):
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_a_step_is_examined_on_the_batch_that_it_is_given(tmp_path, by_keyword):
     training = made()
     x, y = own(training)
     training.loader.dataset.tensors = ((100 * x).short(), y)
 
+    def train(named: dict[str, Any]) -> None:
+        step(training, (named["x"], named["y"]))
+
     def cast() -> Iterator[Any]:
         for x, y in training.loader:
-            yield x.float() / 100, y
+            yield {"x": x.float() / 100, "y": y}
 
-    given = {**GIVEN, "examinations": "auto"}
+    given = {**GIVEN, "examinations": "auto", "step": train if by_keyword else None}
     with attach(*training.training, report_dir=tmp_path, **given) as audit:
         for _ in range(2):
             for batch in cast():
-                audit.step(lambda batch: step(training, batch), batch)
+                train(batch) if by_keyword else audit.step(train, batch)
     assert audit.report.verdict.outcome == "PASS", audit.report.verdict.pass_blockers
