@@ -149,7 +149,7 @@ def epsilon_of_history(
         >>> round(epsilon_of_history(steps, delta=1e-5, adjacency="replace_one"), 2)
         2.85
         >>> round(epsilon_of_history(steps, delta=1e-5, items=2), 2)
-        4.03
+        3.99
 
     References:
         Koskela, Jälkö and Honkela, "Computing tight differential privacy guarantees using FFT",
