@@ -57,6 +57,8 @@ def exceeds(epsilon: float, claimed_epsilon: float, error: float = COMPOSITION_E
 Adjacency = Literal["add_remove", "replace_one"]
 
 _COARSEST_START, _FINEST_START = 100.0, 8e-3
+# Grids that are finer are reached by halving alone.
+_LEAST_START = 1e-5
 # Number of grid cells that the unsampled Gaussian bound on epsilon spans on the first grid.
 _START_CELLS = 300_000
 # With more phases than these, the grid is chosen for one phase of about the same cost: searching
@@ -225,10 +227,11 @@ def _sufficient_grid(
     grid = min(max(grid, _FINEST_START), _COARSEST_START)
     # The central limit is right to a factor of about two: start where halving may end.
     mu = _spread(phases) * items * (2.0 if adjacency == "replace_one" else 1.0)
-    wide = max(4.0 * COMPOSITION_ERROR * float(gaussian_epsilon(mu, delta)), 2.0 * resolution)
-    grid /= 2.0 ** math.ceil(max(math.log2(grid / wide), 0.0))
+    wide = 4.0 * COMPOSITION_ERROR * float(gaussian_epsilon(mu, delta))
+    if wide > _LEAST_START:  # below, delta may be above the cost at epsilon 0
+        grid /= 2.0 ** math.ceil(max(math.log2(grid / wide), 0.0))
     coarse = _epsilon_on_grid(phases, delta, grid, adjacency, items)
-    while True:
+    while coarse > 0.0:  # a 0 that is rounded up is final
         grid /= 2
         fine = _epsilon_on_grid(phases, delta, grid, adjacency, items)
         # For an epsilon of practically zero the halving would never end.
@@ -237,6 +240,7 @@ def _sufficient_grid(
         if coarse - fine <= tolerance and grid <= tolerance:
             return grid
         coarse = fine
+    return grid
 
 
 # The end of a training repeats the calls of its last epoch's end.

@@ -178,6 +178,65 @@ def taken(batch: Any, chosen: Sequence[int]) -> Any:
     return _pytree.tree_unflatten(tensors, _pytree.tree_structure(batch))
 
 
+class Constant:
+    """A leaf of a batch that belongs to no record, such as anchors; for pytrees it is no leaf."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+_pytree.register_pytree_node(
+    Constant,
+    lambda own: ([], own),
+    lambda _, own: own,
+    flatten_with_keys_fn=lambda own: ([], own),
+)
+
+
+def with_constants(batch: Any) -> Any:
+    """Return a batch with the values of its `Constant` leaves."""
+    return _pytree.tree_map(
+        lambda leaf: leaf.value if isinstance(leaf, Constant) else leaf, batch, is_leaf=_is_constant
+    )
+
+
+def constants_apart(batch: Any, earlier: Any) -> Any:
+    """Return a batch whose leaves that belong to no record are `Constant`.
+
+    Args:
+        batch: As a loader yields it.
+        earlier: Another batch. What is no tensor of as many rows as those that changed since, and
+            is equal in both, belongs to no record.
+    """
+    leaves, kind = _pytree.tree_flatten(batch)
+    before, like = _pytree.tree_flatten(with_constants(earlier))
+    if kind != like:
+        return batch
+    sizes = [len(one) if isinstance(one, torch.Tensor) and one.dim() else None for one in leaves]
+    same = [_equal(one, other) for one, other in zip(leaves, before, strict=True)]
+    changed = {size for size, again in zip(sizes, same, strict=True) if not again}
+    if len(changed) != 1 or None in changed:
+        return batch
+    apart = [
+        Constant(leaf) if size not in changed else leaf
+        for leaf, size in zip(leaves, sizes, strict=True)
+    ]
+    return _pytree.tree_unflatten(apart, kind)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor) and one.layout == other.layout == torch.strided:
+        alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+        return alike and bool(torch.equal(one, other))
+    return one is other or (isinstance(one, str | int | float) and one == other)
+
+
+def _is_constant(node: Any) -> bool:
+    return isinstance(node, Constant)
+
+
 def _is_label(tensor: torch.Tensor) -> bool:
     whole = not tensor.is_floating_point() and not tensor.is_complex()
     return tensor.dim() == 1 and whole and tensor.dtype != torch.bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from torch.nn.modules.module import register_module_forward_hook
@@ -39,12 +40,14 @@ class BatchUse:
         # By digest: number of the batch when last yielded, and when a step last used it.
         self._given: dict[int, int] = {}
         self._used: dict[int, int] = {}
-        # By digest: order of the rows when first yielded.
-        self._orders: dict[int, int] = {}
+        # Digests of whole batches, of their tensors, and of constants, which differing ones have.
+        self._wholes: set[int | None] = set()
+        self._seen: set[int] = set()
+        self._shared: set[int] = set()
         self._pending: set[int] = set()
         self._number = 0
         #: Tensors of the batch that were looked at: themselves, digest, digest of the order.
-        self._looks: dict[Any, tuple[torch.Tensor, int | None, int]] = {}
+        self._looks: dict[Any, tuple[torch.Tensor, int | None, int | None]] = {}
         self._modules: set[int] = set()
         self._counts: Callable[[], bool] = lambda: True
         self._handles = Handles()
@@ -72,7 +75,13 @@ class BatchUse:
         self._modules = {id(module) for module in modules}
         # A global hook: a module's own hook would be copied and saved with the user's module.
         self._handles = Handles()
-        self._handles.append(register_module_forward_hook(entry(self._see), with_kwargs=True))
+        see = entry(self._see)
+
+        def behind(module: torch.nn.Module, *seen: Any) -> None:
+            if not torch.compiler.is_compiling():  # in a compiled module a hook is no graph break
+                see(module, *seen)
+
+        self._handles.append(register_module_forward_hook(behind, with_kwargs=True))
         for one in inner:
             self._handles.append(one.register_step_post_hook(entry(self._step)))
 
@@ -88,16 +97,22 @@ class BatchUse:
             batch: the batch as the loader yielded it.
             number: number of the batch.
         """
-        self._number = number
-        again = False
-        self._looks = {}
-        for leaf in _pytree.tree_leaves(batch):
-            content, order = self._look(leaf)
-            if content is not None and (content in self._given or len(self._given) < _REMEMBERED):
-                again |= content in self._given and self._orders.get(content) == order
-                self._orders.setdefault(content, order)
-                self._given[content] = number
-        self.regiven += again
+        self._number, self._looks = number, {}
+        looks = [self._look(leaf) for leaf in _pytree.tree_leaves(batch)]
+        tensors = {content: order for content, order in looks if content is not None}
+        if len(self._given) >= _REMEMBERED:
+            tensors = {one: order for one, order in tensors.items() if one in self._given}
+        if not tensors:
+            return
+        orders = {order for order in tensors.values() if order is not None}
+        whole = None if any(order is None for _, order in looks) else hash(tuple(looks))
+        if whole is not None and whole in self._wholes:
+            self.regiven += not orders <= self._shared
+        else:
+            self._shared |= orders & self._seen
+            self._wholes.add(whole)
+        self._seen |= orders
+        self._given.update(dict.fromkeys(tensors, number))
 
     def _see(self, module: torch.nn.Module, args: Any, kwargs: Any, made: Any) -> None:
         if id(module) not in self._modules or not (torch.is_grad_enabled() and self._counts()):
@@ -115,10 +130,12 @@ class BatchUse:
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 leaf.register_hook(hook)  # type: ignore[no-untyped-call]
 
-    def _look(self, leaf: Any) -> tuple[int | None, int]:
-        """Return the digest of a tensor and of its order, read once while it does not change."""
-        if not isinstance(leaf, torch.Tensor) or leaf.grad_fn is not None:
-            return None, 0  # computed in the forward pass: no batch
+    def _look(self, leaf: Any) -> tuple[int | None, int | None]:
+        """Return the digests of a leaf, read once while it does not change."""
+        if not isinstance(leaf, torch.Tensor):
+            return digests_of(leaf)
+        if leaf.grad_fn is not None:
+            return None, None  # computed in the forward pass: no batch
         try:
             key = (id(leaf), leaf.data_ptr(), leaf._version)
         except (RuntimeError, NotImplementedError):  # under vmap, sparse, in inference mode
@@ -146,22 +163,30 @@ def content_of(leaf: Any) -> int | None:
     return digests_of(leaf)[0]
 
 
-def digests_of(leaf: Any) -> tuple[int | None, int]:
-    """Return the `content_of` a tensor, and a digest of its first rows in order."""
-    if not isinstance(leaf, torch.Tensor) or leaf.ndim < 2 or leaf.is_complex():
-        return None, 0
+def digests_of(leaf: Any) -> tuple[int | None, int | None]:
+    """Return the `content_of` a leaf, and a digest of its first rows in order.
+
+    The second is None for a leaf that cannot be read, such as a sparse tensor.
+    """
+    if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biuf":
+        leaf = torch.as_tensor(leaf)
+    if not isinstance(leaf, torch.Tensor):
+        plain = leaf is None or isinstance(leaf, str | bytes | int | float)
+        return None, hash(leaf) if plain else None
     try:
-        if len(leaf) < _FEWEST:
-            return None, 0
         rows = _rows_of(leaf)
     except (RuntimeError, NotImplementedError, TypeError):  # sparse, nested, quantised, meta
-        return None, 0
-    each, order = set(rows), hash((len(leaf), *rows))
-    return (hash((len(each), frozenset(each))) if len(each) >= _FEWEST else None), order
+        return None, None
+    each, order = set(rows), hash((tuple(leaf.shape), *rows))
+    many = leaf.ndim > 1 and len(each) >= _FEWEST
+    return (hash((len(each), frozenset(each))) if many else None), order
 
 
 def _rows_of(leaf: torch.Tensor) -> list[bytes]:
-    rows = leaf.detach()[:_ROWS].flatten(1)
+    if leaf.is_complex():
+        leaf = torch.view_as_real(leaf.resolve_conj())
+    rows = leaf.detach()[:_ROWS] if leaf.ndim else leaf.detach()[None]
+    rows = rows.flatten(1) if rows.ndim > 1 else rows[:, None]
     rows = rows[:, :: max(rows.shape[1] // _VALUES, 1)].cpu().double().contiguous()
     return [row.tobytes() for row in rows.numpy()]
 

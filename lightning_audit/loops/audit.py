@@ -230,8 +230,8 @@ class Audit:
         evaluates, reads = entry(run.fence.reads.evaluates), run.fence.reads
 
         def begins(module: torch.nn.Module, args: Any) -> None:
-            if self._outer is not None:
-                return
+            if torch.compiler.is_compiling() or self._outer is not None:
+                return  # in a compiled module a hook is no graph break
             if not module.training or not torch.is_grad_enabled():
                 if reads.open:
                     evaluates(args)
@@ -239,7 +239,7 @@ class Audit:
                 before(module, args)
 
         def ends(module: torch.nn.Module, _: Any, output: Any) -> None:
-            if module is self._outer:
+            if not torch.compiler.is_compiling() and module is self._outer:
                 behind(output)
 
         handles.append(register_module_forward_pre_hook(begins))

@@ -34,7 +34,8 @@ import torch
 from torch.utils import _pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from lightning_audit.canaries.inputs import rows
+from lightning_audit._validate import BadArgument
+from lightning_audit.canaries.inputs import constants_apart, rows
 from lightning_audit.checks.replay import THE_STEP, Answer
 from lightning_audit.checks.replay_findings import Finding
 from lightning_audit.files import nearby
@@ -64,6 +65,7 @@ _PAIRS, _LOW = 8, 1.1
 
 _NO_NUMBERS = "the data set has no record numbers"
 _OTHER_BITS = "a record fetched twice with the same random numbers has other bits"
+_OTHER_FORM = "a batch of other records has other constants, or tensors of other lengths"
 _DRAWS = "how many random numbers are drawn depends on the records"
 _MET = "records meet in {place}, and this step does not show whether that changes a gradient"
 
@@ -117,7 +119,7 @@ def examine_before_step(
     records: _Records | None = None
     test: _Test | None = None
     try:
-        records = _Records(source, replay, copied=not forked)
+        records = _Records(source, replay, batches[0], copied=not forked)
         test = _Test(replay, records, batches, allowed, seed, by_release=not replaced)
         answer = None
         if forked:
@@ -126,6 +128,8 @@ def examine_before_step(
         answer = answer or test.of_batches()
     except _NotAsked as why:
         answer = Answer(before=str(why))
+    except BadArgument:  # from `rows`, whose text may hold sizes
+        answer = Answer(reason=_OTHER_FORM)
     except Stopped:
         raise
     except Exception as error:  # raised by the user's code
@@ -144,7 +148,7 @@ def examine_before_step(
 class _Records:
     """Batches of chosen records, fetched, collated and transferred as the training does."""
 
-    def __init__(self, source: BatchSource, replay: StepReplay, *, copied: bool) -> None:
+    def __init__(self, source: BatchSource, replay: StepReplay, like: Any, *, copied: bool) -> None:
         loader = source.loader
         if not isinstance(loader, DataLoader):
             raise _NotAsked("the training's batches come from no single DataLoader")
@@ -157,7 +161,7 @@ class _Records:
         if not hasattr(type(self.data), "__len__"):
             raise _NotAsked("the data set has no length")
         self.size = len(self.data)  # type: ignore[arg-type]
-        self._source, self._training = source, replay.state
+        self._source, self._training, self._like = source, replay.state, like
         try:
             self._held = DataState([self.data, self.collate, *source.held], copied=copied)
         except CannotKeep as error:
@@ -215,7 +219,7 @@ class _Records:
             drawn.append(self._mark())
             own = _pytree.tree_map(_clone, collated)
             self.seed(seed + _TRANSFER)
-            batch = self._source.transfer(own)
+            batch = constants_apart(self._source.transfer(own), self._like)
             drawn.append(self._mark())
         return _Made(items, collated, batch, drawn)
 

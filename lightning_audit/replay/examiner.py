@@ -167,9 +167,9 @@ def _coupling(asked: Asked) -> Answer:
         replaced=asked.replaced,
         forked=asked.forked,
     )
-    return (
-        before if before.findings else replace(answer, before=before.before, shared=before.shared)
-    )
+    if before.findings or before.reason:
+        return before
+    return replace(answer, before=before.before, shared=before.shared)
 
 
 def _clipping(asked: Asked) -> Answer:

@@ -25,7 +25,7 @@ import torch
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree
 
-from lightning_audit.canaries.inputs import rows, taken
+from lightning_audit.canaries.inputs import constants_apart, rows, taken, with_constants
 from lightning_audit.checks.replay_findings import (
     IN_PARTS,
     NO_ROWS,
@@ -309,9 +309,9 @@ class StepWatch:
 
             self._hooks.append(MethodHook(private, "pre_step", after=note_skip))
 
-    def start_batch(self, batch: Any) -> None:
-        """Add a copy of a batch that is about to be trained."""
-        self._taken.batches.append(copied(batch))
+    def start_batch(self, batch: Any, earlier: Any = None) -> None:
+        """Add a copy of a batch that is about to be trained, as `constants_apart`."""
+        self._taken.batches.append(constants_apart(copied(batch), earlier))
 
     def end_batch(self) -> TakenStep | None:
         """End a batch, and return the step that it completed; None if it completed none."""
@@ -327,9 +327,10 @@ class StepWatch:
 
 
 def copied(batch: Any) -> Any:
-    """Return a batch with copies of the tensors."""
+    """Return a batch with copies of the tensors, for the user's code."""
     return _pytree.tree_map(
-        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, batch
+        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf,
+        with_constants(batch),
     )
 
 

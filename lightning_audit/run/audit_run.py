@@ -542,6 +542,8 @@ class AuditRun:
             self.ledger.rows_before = session.planner.rows_taken
         if self._steps_before + 1 >= self.examinations.schedule.due:
             self.examinations.start_batch(batch, self._steps_before)
+        soon = self._steps_before + 2 >= self.examinations.schedule.due
+        self.examinations.earlier = batch if soon else None
         if self.sessions and self.ranks.is_first and not (self.trial or self._course.fits.begun):
             self._begin_fit()
 

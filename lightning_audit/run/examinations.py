@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from lightning_audit.checks.replay import (
     COUPLING,
@@ -68,6 +69,8 @@ class Examinations:
         self._user: UserStep | None = None
         #: Collects the batches of the next step to be examined.
         self.watch: StepWatch | None = None
+        #: The batch before, whose constants are those of the next.
+        self.earlier: Any = None
         wanted = 0 if ranks.several else config.examinations
         if not wanted:
             self._log.off = RANKS if ranks.several else OFF
@@ -111,7 +114,7 @@ class Examinations:
                 self.keep_before(steps)
             self.watch = StepWatch(session.step)
         if self.watch is not None:
-            self.watch.start_batch(batch)
+            self.watch.start_batch(batch, self.earlier)
 
     def keep_before(self, steps: int) -> None:
         """Keep the state of the training before a batch that will be examined.
@@ -177,7 +180,8 @@ class Examinations:
                 sigma *= abs(by_design[0])
             return replace(claim, noise_multiplier=sigma, fixed_size=config.shuffled)
 
-        with self._optimizers.paused():
+        # A compiled step would be compiled again, which writes files: a fork may not.
+        with self._optimizers.paused(), torch.compiler.set_stance("force_eager"):
             found = examine_step(
                 user,
                 session.step,

@@ -203,6 +203,17 @@ def test_practically_no_loss_ends_the_search():
     assert epsilon_of_history([Phase(100.0, 1e-6, 1)], 1e-5) == 0.0
 
 
+@pytest.mark.parametrize("rate", [0.02, 0.05])
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
+def test_a_delta_above_the_cost_at_epsilon_zero_costs_none_on_a_coarse_grid(sigma, rate, builds):
+    # The total variation of a step's two distributions.
+    variation = rate * (2 * ndtr(1 / (2 * sigma)) - 1)
+    for more in (1.05, 1.5, 20.0):
+        assert epsilon_of_history([Phase(sigma, rate, 1)], more * variation) == 0.0
+    assert min(grid for *_, grid in builds) > 1e-5
+    assert epsilon_of_history([Phase(sigma, rate, 1)], 0.9 * variation) > 0.0
+
+
 def test_absurdly_small_noise_returns_the_bound_without_subsampling(builds):
     epsilon = epsilon_of_history([Phase(1e-4, 0.05, 300)], 1e-5)
     assert epsilon == gaussian_epsilon(math.sqrt(300) * 1e4, 1e-5)

@@ -306,3 +306,34 @@ def test_any_part_of_the_mixed_batch_has_copies_and_others():
     assert count == int((kept == 0).sum()) == 5
     for part in (kept[::2], kept[1::2], kept[:4], kept[4:]):
         assert 0 < int((part == 0).sum()) < len(part)
+
+
+# --- Leaves that belong to no record.
+
+
+def test_what_is_equal_in_two_batches_and_has_other_rows_than_the_rest_is_apart():
+    x, y, anchors = torch.randn(2, 5, 3), torch.arange(5), torch.randn(4, 3)
+    first, second = ({"x": x[n], "y": y, "of": [anchors, 0.5, None, "sum"]} for n in (0, 1))
+    apart = inputs.constants_apart(second, first)
+    assert inputs.rows(apart) == 5
+    assert len(inputs.leaves(apart)) == 2
+    shorter = inputs.with_constants(inputs.taken(apart, [4, 0]))
+    assert shorter["of"] == second["of"]
+    assert torch.equal(shorter["x"], x[1][[4, 0]])
+    # The next batch is compared with one whose constants are apart.
+    assert inputs.rows(inputs.constants_apart(first, apart)) == 5
+
+
+@pytest.mark.parametrize(
+    ("batch", "earlier"),
+    [
+        ((torch.zeros(5, 3), torch.ones(4)), (torch.ones(5, 3), torch.zeros(4))),  # both changed
+        ((torch.zeros(5, 3), 0.5), (torch.ones(5, 3), 0.4)),
+        ((torch.zeros(5, 3), torch.ones(4)), (torch.ones(5, 3), torch.ones(4, dtype=torch.int))),
+        ((torch.zeros(5, 3), torch.ones(4)), None),
+        ((torch.zeros(5, 3), torch.ones(4)), (torch.zeros(5, 3), torch.ones(4))),  # all again
+        ((torch.zeros(5), torch.ones(4).to_sparse()), (torch.ones(5), torch.ones(4).to_sparse())),
+    ],
+)
+def test_nothing_is_apart_that_may_belong_to_records(batch, earlier):
+    assert inputs.constants_apart(batch, earlier) is batch

@@ -81,6 +81,53 @@ def test_a_batch_that_comes_again_in_its_order_is_counted(plain):
     assert plain.use.regiven == 2
 
 
+def test_two_equal_tensors_of_a_batch_are_one_batch(plain):
+    for x in torch.randn(5, 20, 5):
+        plain.give((x, x.clone()))  # an autoencoder's target, a language model's labels
+    assert plain.use.regiven == 0
+    plain.give((x, x.clone()))
+    assert plain.use.regiven == 1
+
+
+CONSTANT = torch.randn(20, 5, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [(x, CONSTANT) for x in torch.randn(4, 20, 5)],
+        [(x, CONSTANT) for x in torch.arange(12).reshape(4, 3)],  # records without a digest
+        [([f"text {n}"], CONSTANT) for n in range(4)],
+        [(x.numpy(), CONSTANT) for x in torch.randn(4, 20)],
+        [(x, CONSTANT) for x in torch.randn(4, 20, 5, dtype=torch.complex64)],
+        [(x.to_sparse(), CONSTANT) for x in torch.randn(4, 20, 5)],
+        [(object(), CONSTANT) for _ in range(4)],
+        # The same few records are drawn twice, after others.
+        [(torch.arange(n), CONSTANT) for n in (1, 0, 2, 0, 1, 0)],
+    ],
+    ids=["rows", "indices", "texts", "arrays", "complex", "sparse", "objects", "small"],
+)
+def test_a_constant_in_each_batch_is_no_batch(plain, batches):
+    for batch in batches:
+        plain.give(batch)
+    assert plain.use.regiven == 0
+
+
+def test_a_kept_batch_comes_again_beside_a_constant(plain):
+    for x in torch.randn(4, 20, 5).repeat(2, 1, 1):
+        plain.give((x, torch.zeros(20), 0.5, CONSTANT))
+    assert plain.use.regiven == 4
+
+
+def test_lists_of_records_come_again_with_all_of_them(plain):
+    records = list(torch.randn(6, 20, 5))
+    for drawn in ([0, 1], [1, 2, 3], [0, 2], [4, 5], [4], [0, 1, 2]):
+        plain.give([records[n] for n in drawn])
+    assert plain.use.regiven == 0
+    plain.give([records[4], records[5]])
+    assert plain.use.regiven == 1
+
+
 def test_batches_of_few_kinds_of_rows_do_not_come_again(plain):
     # Nine kinds: two batches have the same ones, and another order.
     kinds = torch.eye(9)
@@ -154,7 +201,6 @@ def test_nothing_of_it_is_in_a_copy_of_the_module_or_in_its_file(plain):
         torch.arange(5.0).repeat(20, 1),
         torch.zeros(20, 0),
         torch.randn(20, 5).to_sparse(),
-        torch.randn(20, 5, dtype=torch.complex64),
         torch.nested.nested_tensor([torch.randn(2, 5)] * 20, layout=torch.jagged),
         torch.zeros(20, 5, device="meta"),
         "text",
