@@ -5,7 +5,8 @@ python benchmarks/failure_sweep.py [--jobs N] [--one-in N] [--seed N] [--only WO
 Each exception is raised in a training of 16 steps, in a fork of the process that trains. No
 training may end because of it, or leave other weights, other generator states or hooks. The report
 must name the function, and must not be a PASS. Two kinds of functions are excepted. For those that
-only display a report a note is enough, and for its page and its loggers a warning in the log. Those
+only display a report, or read a setting that nothing depends on, a note is enough, and for its page
+and its loggers a warning in the log. Those
 that try a way of doing something may be replaced by another way. The exit code is 1 if a training
 is not as it must be.
 
@@ -82,7 +83,7 @@ _RUN_THE_USERS = ("around.<locals>.called", "_watched.<locals>.watched")
 #: log is enough: the command writes the page again, a later report has all details, and the report
 #: contains what a logger does not get.
 _LOGGED = {"filled", "ReportFiles.write_page", "_spare"}
-_DISPLAY = {"view", *_LOGGED}
+_DISPLAY = {"view", "RunLints._read", *_LOGGED}
 #: Function that the interpreter calls in each fork, whose exceptions it prints: not tried.
 _IN_EACH_FORK = "_forget_all"
 #: Function that examines a step if a fork cannot, and one that tries whether rows can be laid out
@@ -343,7 +344,8 @@ class Outcome:
     def kind(self) -> str:
         """What the function is for: the "audit", or what no verdict depends on.
 
-        This is to "display" a report, and to try a way instead of which there is "another".
+        This is to "display" a report or read a setting, and to try a way instead of which there is
+        "another".
         """
         if self.instead and not self.named:
             return "another"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from opacus.grad_sample import AbstractGradSampleModule
 
+from lightning_audit._validate import BadArgument
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.composition import PassCounter
 from lightning_audit.checks.accounting import Ledger, PlannedCost, StatedTwice
@@ -24,7 +25,7 @@ from lightning_audit.checks.replay import Coupling, ExaminationLog
 from lightning_audit.checks.sampling import BatchCheck
 from lightning_audit.dpsgd.opacus import AccountantLink
 from lightning_audit.files import commit_of
-from lightning_audit.hooks.boundary import RunTime
+from lightning_audit.hooks.boundary import RunTime, where
 from lightning_audit.hooks.sampler_tap import SamplerTap
 from lightning_audit.lints.own_code import INSTALLED, OwnCode
 from lightning_audit.lints.settings import (
@@ -536,6 +537,10 @@ _PARTS = (
 )
 
 
+_UNREAD = LoaderFacts("unknown", "a loader whose sampler could not be read")
+_NOT_READ = "a setting of the training could not be read: {where}"
+
+
 class RunLints(Kept):
     """Reader of a run's loaders, loss and Trainer settings.
 
@@ -579,13 +584,25 @@ class RunLints(Kept):
         #: Whether the first loss was read, and whether an epoch began in this process.
         self.loss_seen = self.began = False
 
+    def _read(self, lint: Callable[..., Any], *args: Any, otherwise: Any = None) -> Any:
+        """Return what a lint reads; if it fails on the user's objects, it is noted and left out."""
+        try:
+            return lint(*args)
+        except BadArgument:
+            raise
+        except Exception as error:
+            _log.debug("a lint failed", exc_info=error)
+            self._notes.add(_NOT_READ.format(where=where(error)[0]))
+            return otherwise
+
     def start(self, loaders: Any) -> None:
         """Read how the loaders sample."""
-        self.loader, self.draws_from = loader_facts(loaders), loaders
-        self.loaders = loader_count(loaders)
+        self.loader, self.draws_from = self._read(loader_facts, loaders, otherwise=_UNREAD), loaders
+        self.loaders = self._read(loader_count, loaders, otherwise=1)
         if self.batches is not None and self.loaders > 1:
             self.batches.obstacle = "the training has several loaders"
-        self._split, self._ahead = splits_batches(loaders), signals_ahead(loaders)
+        self._split = self._read(splits_batches, loaders, otherwise=False)
+        self._ahead = self._read(signals_ahead, loaders, otherwise=0)
         if self._ranks.several:
             self.repeated = draws_from(loaders, part=False)
             if draws_from(loaders, part=True):
@@ -599,7 +616,7 @@ class RunLints(Kept):
             take: called with each batch that its sampler yields.
         """
         self.detach()  # from earlier loaders: each batch counts once
-        found = loader_facts(loader)
+        found = self._read(loader_facts, loader, otherwise=_UNREAD)
         if self.loader is not None and not found.once:
             self.loader = replace(self.loader, once=False)
         if self.loader is not None and found.kind == "not_poisson" != self.loader.kind:
@@ -617,7 +634,7 @@ class RunLints(Kept):
 
     def go_on_with(self, loader: Any) -> None:
         """Judge how another loader samples, which the training iterates instead."""
-        found = loader_facts(loader)
+        found = self._read(loader_facts, loader, otherwise=_UNREAD)
         if found.kind == "not_poisson":
             self.loader, self.rate_rose = replace(found, once=False), True
 
@@ -626,7 +643,7 @@ class RunLints(Kept):
 
     def _look_at_rate(self, loader: Any, _: Any) -> None:
         """Check whether the sampler's rate rose by the time a batch was drawn."""
-        rate, known = rate_of(loader), self.loader_rate
+        rate, known = self._read(rate_of, loader), self.loader_rate
         if self.loader is not None and rate is not None and known is not None and rate > known:
             # Batches are prefetched before their epoch is counted.
             epoch = self.epochs if self._fresh else self.epochs - 1
@@ -653,21 +670,24 @@ class RunLints(Kept):
             optimizers: of the training; a list that is kept up to date.
             info: of the training that begins.
         """
-        self.code = info.own_code(optimizers)
+        self.code = self._read(info.own_code, optimizers)
         accumulated = info.accumulated
         if info.epoch_batches < accumulated:
             self._notes.add(_FEW_BATCHES.format(accumulated=accumulated, most=info.epoch_batches))
         for optimizer in private:
             self.batches_per_step = accumulated
-            remarks = ghost_remarks(optimizer, accumulated, info.clip)
-            for sentence in remarks or accumulation_remarks(optimizer, accumulated, info.module):
+            remarks = self._read(ghost_remarks, optimizer, accumulated, info.clip)
+            remarks = remarks or self._read(
+                accumulation_remarks, optimizer, accumulated, info.module
+            )
+            for sentence in remarks or ():
                 self._notes.add(sentence)
                 _log.warning("privacy audit: %s", sentence)
 
     def split(self, loader: Any) -> None:
         """Read that a loader, made after the training began, splits logical batches."""
-        if splits_batches(loader):
-            self._split, self._ahead = True, signals_ahead(loader)
+        if self._read(splits_batches, loader):
+            self._split, self._ahead = True, self._read(signals_ahead, loader, otherwise=0)
 
     def start_epoch(self, optimizers: Sequence[Any]) -> None:
         """Start an epoch; check whether gradients of the previous one are left in optimizers."""
@@ -704,8 +724,8 @@ class RunLints(Kept):
     def look_at_loss(self, module: torch.nn.Module, loss: Any) -> None:
         """Read the reduction of the first loss, and whether Lightning detached a part of it."""
         self.loss_seen = True
-        self.loss_reduction = reduction_of(loss, self.batches_per_step)
-        if sentence := adaptive_remark(module, loss):
+        self.loss_reduction = self._read(reduction_of, loss, self.batches_per_step)
+        if sentence := self._read(adaptive_remark, module, loss):
             self._notes.add(sentence)
 
     KEPT = ("epochs", "exchanged", "irregular", "loss_reduction", "split_epochs")
