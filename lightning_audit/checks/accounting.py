@@ -223,10 +223,8 @@ def accounting_result(
     )
     advice, steps = _less(epsilon_spent), "the steps so far"
     if continues:
-        steps = "the steps of this fit and of those that it continues"
+        steps = "the steps of this training and of those that it continues"
         advice += "; if the earlier ones share no record, state PrivacyClaim(new_data=True)"
-    if not math.isinf(epsilon_spent):
-        advice += "; of Opacus' accountants, 'gdp' can report less than the truth"
     if epsilon_by_removal is not None and not exceeds(epsilon_by_removal, claimed_epsilon):
         advice = (
             "claim the epsilon that replacing a record costs, or raise noise_multiplier; adding or "

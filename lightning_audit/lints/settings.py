@@ -119,9 +119,10 @@ def carries_over(optimizer: DPOptimizer, ahead: int) -> bool:
 # --- Notes on what Lightning silently does to ghost clipping; none of it loses privacy.
 
 _ADAPTIVE_OFF = (
-    "adaptive clipping is off: Lightning divides the loss by the number of accumulated batches, "
-    "and the division drops adaptive clipping from Opacus' loss, so that max_grad_norm never "
-    "changes. Write `self.automatic_optimization = False` and call `self.manual_backward(loss)`"
+    "adaptive clipping is off: the loss was divided, which drops adaptive clipping from Opacus' "
+    "loss, so that max_grad_norm never changes. Call backward on the criterion's loss itself "
+    "(Lightning: it divides by the number of accumulated batches; write "
+    "`self.automatic_optimization = False` and call `self.manual_backward(loss)`)"
 )
 
 

@@ -83,8 +83,8 @@ _FEWER = (
 )
 _UNSEEN = (
     "the accountant holds {} steps from before this audit, which did not observe them: a training "
-    "that continues takes attach(..., state=), the audit.state_dict() that was saved with the "
-    "weights, or a Lightning checkpoint with the callback"
+    "that continues takes the audit's state too: attach(..., state=), the audit.state_dict() that "
+    "was saved with the weights (Lightning: a checkpoint with the callback)"
 )
 #: Ratio of a loader's batch size to the claimed one that is rounding.
 _ALIKE = 1.25

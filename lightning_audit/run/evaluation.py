@@ -317,6 +317,8 @@ def _of_opacus(
         chance=chance,
         delta=config.delta,
         count=(0.0, 0.0) if fixed else max(count_noise(s.step.optimizer) for s in sessions),
+        gdp=config.claimed_epsilon is None
+        and any(link.accountant.mechanism() == "gdp" for link in facts.accountants),
     )
 
 

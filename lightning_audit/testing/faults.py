@@ -595,8 +595,11 @@ OF_THE_TRAINING = (
         "gdp_accountant",
         "the accountant of Gaussian DP reports less than the steps cost",
         'Opacus\' `accountant="gdp"`',
+        "opacus_defects",
+        "Opacus' gdp accountant reports less than the steps cost",
         training=trainings.GdpAccountant,
-        named="wrong_accounting",
+        ends="INCONCLUSIVE",
+        remarked=True,
     ),
     Fault(
         "noise_for_fewer_steps",
@@ -677,7 +680,6 @@ OF_THE_TRAINING = (
         "accumulate_grad_batches=2 trains on one batch in 2 only",
         training=trainings.Ghost,
         ends="INCONCLUSIVE",
-        warn_only=True,
         remarked=True,
         trainer={"accumulate_grad_batches": 2},
     ),
@@ -690,7 +692,6 @@ OF_THE_TRAINING = (
         "accumulate_grad_batches=2 divides gradients twice",
         training=trainings.Accumulated,
         ends="INCONCLUSIVE",
-        warn_only=True,
         remarked=True,
         trainer={"accumulate_grad_batches": 2},
     ),
@@ -702,7 +703,6 @@ OF_THE_TRAINING = (
         "empty batches were skipped",
         training=trainings.SkipsEmptyBatches,
         ends="INCONCLUSIVE",
-        warn_only=True,
         remarked=True,
     ),
     Fault(
@@ -714,7 +714,6 @@ OF_THE_TRAINING = (
         "gradients are divided by int(records * sample_rate) = 16, and with one record more or "
         "less",
         ends="INCONCLUSIVE",
-        warn_only=True,
         remarked=True,
     ),
     Fault(
@@ -763,7 +762,6 @@ OF_THE_TRAINING = (
         training=trainings.OwnPool,
         audit={"examinations": 1},
         ends="INCONCLUSIVE",
-        warn_only=True,
         remarked=True,
     ),
     Fault(

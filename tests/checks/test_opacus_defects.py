@@ -52,6 +52,13 @@ def test_what_delta_covers_is_none():
     assert blockers(empty="left_out", chance=1e-6, delta=1e-5) == ""
 
 
+def test_a_bound_by_a_limit_theorem_prevents_a_pass_and_is_said_in_the_message():
+    found = opacus_result(gdp=True)
+    assert found.status == "ok"
+    assert found.message.startswith("Opacus' gdp accountant reports less")
+    assert "accountant='prv'" in blockers(gdp=True)
+
+
 def test_a_small_cost_and_batches_that_may_be_left_out_prevent_a_pass_alone():
     assert "noise_multiplier is worth 0.918, not 1" in blockers(count=(1.0, 2.0))
     assert "with probability 0.3" in blockers(empty="left_out", chance=0.3, delta=1e-5)
