@@ -55,13 +55,10 @@ _KINDS = {
     "gdp": (
         "",
         "",
-        "Opacus' gdp accountant reports less than the steps cost, by a limit theorem that is no "
-        "bound",
+        "Opacus' gdp accountant reports less than the steps cost",
         "write PrivacyEngine(accountant='prv') or 'rdp', or state claimed_epsilon",
     ),
 }
-#: Kinds that prevent a pass, and are no finding.
-_MILD = {"left_out", "gdp"}
 
 
 def _doubts(found: CheckResult) -> str:
@@ -152,10 +149,10 @@ def opacus_result(
         "alike": alike and f"{alike} processes",
         empty: chance > delta and f"with probability {chance:.2g} over all steps",
         "adaptive": cost < sigma and f"noise_multiplier is worth {cost:.3g}, not {sigma:.3g}",
-        "gdp": gdp and "the report's epsilon is composed from its history instead",
+        "gdp": gdp and "its limit theorem is no bound, and epsilon is composed here instead",
     }
     found = {kind: size for kind, size in told.items() if kind in _KINDS and size}
-    mild = _MILD | ({"adaptive"} if cost >= _LEFT * sigma else set())
+    mild = {"left_out", "gdp"} | ({"adaptive"} if cost >= _LEFT * sigma else set())
     of = next((kind for kind in found if kind not in mild), "")
     doubts = [pair for pair in found.items() if pair[0] in mild]
     return OPACUS.judged(

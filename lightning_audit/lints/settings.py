@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from opacus.layers import DPMultiheadAttention
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.schedulers import ExponentialNoise, LambdaNoise, StepNoise
 from opacus.utils.adaptive_clipping.adaptive_clipping_utils import (
@@ -171,6 +172,16 @@ def adaptive_remark(module: torch.nn.Module, loss: Any) -> str:
     wanted = (DPLossFastGradientAdaptiveClipping, PrivacyEngineAdaptiveClipping)
     held = (value for part in module.modules() for value in vars(part).values())
     return _ADAPTIVE_OFF if any(isinstance(value, wanted) for value in held) else ""
+
+
+def mixing_attention(module: torch.nn.Module) -> str:
+    """Return the name of an attention layer that lets padding past its mask, or empty.
+
+    Opacus' ``DPMultiheadAttention(batch_first=True)`` lays its outputs out wrongly.
+    """
+    parts = module.named_modules()
+    mixing = (n for n, p in parts if isinstance(p, DPMultiheadAttention) and p.batch_first)
+    return next(mixing, "").replace("_module.", "")
 
 
 # --- Determines from a loader's type how it draws its batches.

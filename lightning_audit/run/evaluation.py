@@ -55,6 +55,7 @@ from lightning_audit.checks.sampling import (
 from lightning_audit.checks.update import no_dp_result, unsynchronised_result
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.opacus import count_noise
+from lightning_audit.lints.settings import mixing_attention
 from lightning_audit.results.audit_report import (
     AT_END,
     AuditReport,
@@ -229,7 +230,8 @@ def _results_of_run(
         void = REPLAY_NOISE.not_run(f"not tested: {SEEDED}")
         examined = [void if c.name == void.name and c.status == "ok" else c for c in examined]
     checks += examined
-    checks.append(facts.coupling.result(facts.examined.off, config.items))
+    attention = mixing_attention(facts.code.module) if facts.code else ""
+    checks.append(facts.coupling.result(facts.examined.off, config.items, attention))
     checks += facts.fence.results()
     checks.append(epsilon_result(epsilons, config))
     if stated := [pair for one in facts.optimizers for pair in one.stated_twice]:

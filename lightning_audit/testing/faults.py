@@ -49,8 +49,7 @@ from lightning_audit.testing.fault import Fault as Fault
 OF_THE_OPTIMIZER = (
     Fault(
         "closure_runs_again",
-        "the closure is passed on to the inner optimizer, which computes the gradient again "
-        "without clipping and noise",
+        "the closure is passed to the inner optimizer: it computes the raw gradient again",
         "opacus #313, PR #330",
         optimizer=faulty.ClosureRunsAgain,
         named="gradient_replaced",
@@ -636,17 +635,22 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "padded_to_the_longest",
-        "texts are padded to the longest of their batch, and the padding is not masked, so that "
-        "one record changes the gradients of the others by its length",
+        "unmasked padding to the longest text of a batch: its length changes others' gradients",
         "text examples of Opacus 1.6",
         training=trainings.PaddedTexts,
         audit={"examinations": 3},
         named="records_coupled",
     ),
     Fault(
+        "attention_mixes_places",
+        "masked padding to the longest text of a batch reaches the real tokens of the others",
+        "Opacus' `DPMultiheadAttention(batch_first=True)`",
+        training=trainings.PaddedAttention,
+        audit={"examinations": 1},
+    ),
+    Fault(
         "records_ignored",
-        "the loss is a mean over the records that are not ignored, so that an ignored one changes "
-        "the gradients of the others",
+        "the loss is a mean over the records that are not ignored: ignoring one changes others",
         "`ignore_index` with Opacus 1.6",
         training=trainings.RecordsIgnored,
         audit={"examinations": 3},

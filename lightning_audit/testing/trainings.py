@@ -14,7 +14,7 @@ import torch
 from opacus import PrivacyEngine
 from opacus.data_loader import DPDataLoader
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
-from opacus.layers import DPLSTM
+from opacus.layers import DPLSTM, DPMultiheadAttention
 from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
@@ -895,6 +895,26 @@ class _Pooled(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scores: torch.Tensor = self.head(self.words(x.unsqueeze(-1)).relu().mean(1))
+        return scores
+
+
+class PaddedAttention(PaddedTexts):
+    """Padded texts whose padding is masked, with Opacus' attention."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.net = _Attending()
+
+
+class _Attending(_Pooled):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = DPMultiheadAttention(HIDDEN, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        words, there = self.words(x.unsqueeze(-1)).relu(), x != 0.0
+        mixed, _ = self.attention(words, words, words, key_padding_mask=~there)
+        scores: torch.Tensor = self.head((mixed * there.unsqueeze(-1)).sum(1))
         return scores
 
 
