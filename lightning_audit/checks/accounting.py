@@ -486,7 +486,8 @@ LEDGER_ACCOUNTANT = Check(
         FaultRule(
             "accountant_not_told",
             "wrong accounting: the accountant did not record all steps",
-            "what calls accountant.step: with attach_step_hook the optimizer does it at each step",
+            "what calls accountant.step: with attach_step_hook the optimizer does it at each step; "
+            "a new PrivacyEngine starts again in each round, but with continue_accountant=True",
             headline="The accountant did not record all steps",
             rank=4,
             explains=("accounting", "epsilon"),
@@ -591,6 +592,16 @@ LEDGER_RECORDS = Check(
 
 Told = Sequence[Sequence[float]]
 
+_CALL_IT = (
+    "let the optimizer's step hook call accountant.step once per step, with the noise_multiplier "
+    "and the sample rate that the optimizer states"
+)
+#: What to do about steps of earlier parts of a training, before the first step of this one.
+_GO_ON = (
+    "a new PrivacyEngine has a new accountant: write lightning_audit.Rounds(..., "
+    "continue_accountant=True), which records the earlier steps in it, or load the state of the "
+    "earlier one, engine.accountant.load_state_dict(...)"
+)
 #: Relative difference of two noise multipliers that are one.
 _EQUAL = 1e-3
 
@@ -735,8 +746,7 @@ class Ledger:
             evidence,
             f"the accountant recorded all {steps} steps",
             wrong,
-            "let the optimizer's step hook call accountant.step once per step, with the "
-            "noise_multiplier and the sample rate that the optimizer states",
+            _CALL_IT if self.begun else _GO_ON,
         )
 
 

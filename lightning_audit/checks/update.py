@@ -323,9 +323,10 @@ def _not_allowed(check: CheckResult) -> str:
     """Return why a finding prevents a pass, and how to allow it."""
     if check.status != "warned":
         return ""
+    server = "if a server sent them between rounds, audit these by lightning_audit.Rounds; "
     return (
-        f"{check.name}: {check.message}; if that uses no training record without noise, "
-        f"allow=[Allow({check.name!r}, reason='...')]"
+        f"{check.name}: {check.message}; {server * (' changed between ' in check.message)}if that "
+        f"uses no training record without noise, allow=[Allow({check.name!r}, reason='...')]"
     )
 
 

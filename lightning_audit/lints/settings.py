@@ -13,7 +13,7 @@ import gc
 import inspect
 import textwrap
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal
@@ -49,6 +49,7 @@ from lightning_audit.accounting.history import Phase
 from lightning_audit.dpsgd.opacus import chain
 from lightning_audit.hooks.boundary import raised_in_audit
 from lightning_audit.hooks.sampler_tap import can_be_watched, unwatched
+from lightning_audit.hooks.step_hooks import MethodHook
 
 # --- Gradient accumulation by the Trainer together with Opacus'.
 
@@ -172,6 +173,22 @@ def adaptive_remark(module: torch.nn.Module, loss: Any) -> str:
     wanted = (DPLossFastGradientAdaptiveClipping, PrivacyEngineAdaptiveClipping)
     held = (value for part in module.modules() for value in vars(part).values())
     return _ADAPTIVE_OFF if any(isinstance(value, wanted) for value in held) else ""
+
+
+_SCALED = (
+    "a gradient scaler multiplies per-sample gradients before they are clipped, so that nearly all "
+    "are cut to max_grad_norm; train in float32 or bfloat16, without a scaler"
+)
+
+
+def watch_scalers(optimizers: Sequence[Any], note: Callable[[str], None]) -> MethodHook:
+    """Note steps of optimizers by an enabled ``torch.amp.GradScaler``, until it is removed."""
+
+    def steps(scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
+        if scaler.is_enabled() and any(optimizer is one for one in optimizers):
+            note(_SCALED)
+
+    return MethodHook(torch.amp.GradScaler, "step", steps, shown=True)
 
 
 def mixing_attention(module: torch.nn.Module) -> str:

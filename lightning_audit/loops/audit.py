@@ -41,6 +41,7 @@ from lightning_audit.dpsgd.opacus import innermost, private_optimizer
 from lightning_audit.hooks.boundary import Handles, attempt, entry
 from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.lints.own_code import of_frame
+from lightning_audit.lints.settings import watch_scalers
 from lightning_audit.loops.body import LoopStep
 from lightning_audit.loops.events import (
     Batches,
@@ -245,7 +246,8 @@ class Audit:
         handles.append(register_module_forward_pre_hook(begins))
         handles.append(register_module_forward_hook(ends))
         step = MethodHook(ReduceLROnPlateau, "step", self._schedules, shown=True)
-        handles += [step, Listening(self)]
+        scaler = watch_scalers(self._loop.optimizers, run.optimizers.notes.add)
+        handles += [step, scaler, Listening(self)]
 
     @_guarded()
     def follow(self, *, model: Any = None, optimizer: Any = None, loader: Any = None) -> None:

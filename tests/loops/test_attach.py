@@ -392,3 +392,21 @@ def test_the_page_shows_the_call_of_attach_and_the_line_of_the_step(tmp_path):
     assert report.run.name == "Sequential"
     (place,) = (each for each in report.verdict.root.place.code if "plain_loops" in each.file)
     assert place.source == "optimizer.step()"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_gradient_scaler_is_named_if_it_scales(tmp_path, enabled):
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+
+    def form(training: Made) -> None:
+        for batch in training.loader:
+            training.optimizer.zero_grad()
+            scaler.scale(plain_loops.loss_of(training, batch)).backward()
+            scaler.step(training.optimizer)
+            scaler.update()
+
+    own = torch.amp.GradScaler.step
+    report, raised = audited(tmp_path, made(), form, examinations=0)
+    assert raised is None
+    assert any(note.startswith("a gradient scaler") for note in report.notes) is enabled
+    assert torch.amp.GradScaler.step is own
