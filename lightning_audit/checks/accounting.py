@@ -599,8 +599,7 @@ _CALL_IT = (
 #: What to do about steps of earlier parts of a training, before the first step of this one.
 _GO_ON = (
     "a new PrivacyEngine has a new accountant: write lightning_audit.Rounds(..., "
-    "continue_accountant=True), which records the earlier steps in it, or load the state of the "
-    "earlier one, engine.accountant.load_state_dict(...)"
+    "continue_accountant=True), or load the earlier one's state by accountant.load_state_dict"
 )
 #: Relative difference of two noise multipliers that are one.
 _EQUAL = 1e-3

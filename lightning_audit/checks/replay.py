@@ -518,8 +518,8 @@ COUPLING = Check(
     faults=(
         FaultRule(
             "attention_mixes_places",
-            "records are not independent: Opacus' DPMultiheadAttention(batch_first=True) mixes "
-            "heads and places, so that padding reaches real tokens although it is masked",
+            "records are not independent: Opacus' DPMultiheadAttention(batch_first=True) lets "
+            "padding past its mask",
             "the attention layer: see docs/opacus.md, or pad all batches to one length",
             headline="Padding gets past the mask of Opacus' attention",
             rank=-1,

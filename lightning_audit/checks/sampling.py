@@ -189,9 +189,8 @@ def logical_batch_result(carried: int, epochs: int) -> CheckResult:
         f"{carried} of {epochs} epochs began with the rest of a logical batch of the previous one, "
         "which is added to the next batch: a record in both counts twice, with noise for one",
         "call optimizer.step() on every part of a split batch, without `continue` or `break` "
-        "before it (Lightning: it ends an epoch at the length that Opacus' BatchSplittingSampler "
-        "estimates, in a logical batch. Give it no length, so that every batch is used: `class "
-        "Whole(BatchSplittingSampler): def __len__(self): raise TypeError`, and return "
+        "before it (Lightning: epochs end at the length that Opacus' sampler estimates: write "
+        "`class Whole(BatchSplittingSampler): def __len__(self): raise TypeError`, and return "
         "DataLoader(dataset, batch_sampler=Whole(sampler=..., max_batch_size=..., optimizer=...), "
         "collate_fn=loader.collate_fn) from train_dataloader)",
     )

@@ -176,8 +176,8 @@ def adaptive_remark(module: torch.nn.Module, loss: Any) -> str:
 
 
 _SCALED = (
-    "a gradient scaler multiplies per-sample gradients before they are clipped, so that nearly all "
-    "are cut to max_grad_norm; train in float32 or bfloat16, without a scaler"
+    "a gradient scaler multiplies per-sample gradients before they are clipped, which cuts nearly "
+    "all of them; train in float32 or bfloat16, without a scaler"
 )
 
 

@@ -497,18 +497,23 @@ def epoch_metrics(
         "violated": float(any(check.status == "violated" for check in checks)),
     }
     if sessions:
-        monitors = [session.monitor for session in sessions]
         metrics["mu_lower"] = proved.mu_lower
         # The claim is refuted once the metric reaches 1 / (the significance of the run).
         log_e = shared_log_e(check for check in checks if REGISTRY[check.name].each)
         metrics["e_value"] = min(math.exp(min(log_e, 100.0)), _LARGEST_E_VALUE)
-        metrics["observations"] = float(sum(m.sensitivity.observations for m in monitors))
-        metrics["step"] = float(sum(monitor.steps for monitor in monitors))
+        metrics |= counts(sessions)
     for bound in _bounds_that_hold(proved.bounds, now):
         if bounds and bound.looks == "single" and bound.name != AT_END:
             metrics[f"epsilon_lower/{bound.name}"] = bound.epsilon_lower
             metrics[f"epsilon_step_lower/{bound.name}"] = bound.epsilon_step_lower
     return {k: float(v) for k, v in metrics.items() if v is not None and math.isfinite(v)}
+
+
+def counts(sessions: Sequence[AuditSession]) -> dict[str, float]:
+    """Return the metrics that cost nothing: how much was observed, in how many steps."""
+    monitors = [session.monitor for session in sessions]
+    seen = sum(monitor.sensitivity.observations for monitor in monitors)
+    return {"observations": float(seen), "step": float(sum(m.steps for m in monitors))}
 
 
 def _held(checks: Sequence[CheckResult], epsilons: Epsilons, config: AuditConfig) -> Held:

@@ -713,7 +713,7 @@ def filled(
     """
     run = _Run(sessions, facts, config)
     parts = (_faults, _thresholds, _growth, _tensors, _with_limits, _claim, _blockers, _course)
-    for part in (*parts, _as_measured, _worded):
+    for part in (*parts, _as_measured):
         try:
             report = part(report, run)
         except Exception as error:
@@ -721,10 +721,6 @@ def filled(
             name = part.__name__.removeprefix("_")
             _log.warning("privacy audit: details failed: %s (%s:%d)", name, failed, line)
             report = replace(report, notes=(*report.notes, _LACKS.format(name, failed)))
-    return report
-
-
-def _worded(report: AuditReport, run: _Run) -> AuditReport:
     in_loop = report.run is not None and report.run.strategy == PLAIN_LOOP
     return for_plain_loop(report) if in_loop else report
 

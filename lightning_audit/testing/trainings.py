@@ -889,12 +889,19 @@ def padded(items: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class _Pooled(nn.Module):
+    attention: Any = None
+
     def __init__(self) -> None:
         super().__init__()
         self.words, self.head = nn.Linear(1, HIDDEN), nn.Linear(HIDDEN, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.head(self.words(x.unsqueeze(-1)).relu().mean(1))
+        words = self.words(x.unsqueeze(-1)).relu()
+        pooled = words.mean(1)
+        if self.attention is not None:
+            mixed, _ = self.attention(words, words, words, key_padding_mask=x == 0.0)
+            pooled = (mixed * (x != 0.0).unsqueeze(-1)).sum(1)
+        scores: torch.Tensor = self.head(pooled)
         return scores
 
 
@@ -903,19 +910,7 @@ class PaddedAttention(PaddedTexts):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.net = _Attending()
-
-
-class _Attending(_Pooled):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = DPMultiheadAttention(HIDDEN, 4, batch_first=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        words, there = self.words(x.unsqueeze(-1)).relu(), x != 0.0
-        mixed, _ = self.attention(words, words, words, key_padding_mask=~there)
-        scores: torch.Tensor = self.head((mixed * there.unsqueeze(-1)).sum(1))
-        return scores
+        self.net.attention = DPMultiheadAttention(HIDDEN, 4, batch_first=True)
 
 
 class NormOfTheFirstBatch(Training):
