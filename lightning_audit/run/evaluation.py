@@ -619,9 +619,9 @@ def build_report(
         settings=config.settings(ended=complete),
         environment={name: _version(name) for name in _LIBRARIES},
         notes=(
+            *(facts.fits.notes(epsilons.composed, config) if complete else ()),
             *facts.notes,
             *numbers_of_data(findings.all),
-            *(facts.fits.notes(epsilons.composed, config) if complete else ()),
             *(facts.target.notes(epsilons.composed, config.items) if complete else ()),
             *_notes(sessions, facts, config, verdict, not_run),
         ),

@@ -92,7 +92,7 @@ def test_the_claim_is_that_of_all_rounds(tmp_path):
     assert 32 < raised.value.report.steps < 64
 
 
-def test_an_audit_a_round_is_told_from_the_second_on(tmp_path):
+def test_an_audit_a_round_is_told_from_the_second_on(tmp_path, capsys):
     notes = []
     for number in (1, 2, 3):
         training = made(seed=number)
@@ -101,6 +101,8 @@ def test_an_audit_a_round_is_told_from_the_second_on(tmp_path):
         notes.append([note for note in audit.report.notes if "Rounds" in note])
     assert [len(found) for found in notes] == [0, 1, 1]
     assert notes[2][0].startswith("2 earlier trainings")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "audit them with lightning_audit.Rounds" in shown  # the terminal does not cut it
 
 
 def test_the_state_loads_as_weights_only(tmp_path):
