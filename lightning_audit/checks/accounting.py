@@ -592,15 +592,6 @@ LEDGER_RECORDS = Check(
 
 Told = Sequence[Sequence[float]]
 
-_CALL_IT = (
-    "let the optimizer's step hook call accountant.step once per step, with the noise_multiplier "
-    "and the sample rate that the optimizer states"
-)
-#: What to do about steps of earlier parts of a training, before the first step of this one.
-_GO_ON = (
-    "a new PrivacyEngine has a new accountant: write lightning_audit.Rounds(..., "
-    "continue_accountant=True), or load the earlier one's state by accountant.load_state_dict"
-)
 #: Relative difference of two noise multipliers that are one.
 _EQUAL = 1e-3
 
@@ -745,7 +736,11 @@ class Ledger:
             evidence,
             f"the accountant recorded all {steps} steps",
             wrong,
-            _CALL_IT if self.begun else _GO_ON,
+            "let the optimizer's step hook call accountant.step once per step, with the "
+            "noise_multiplier and the sample rate that the optimizer states"
+            if self.begun  # else they are steps of earlier parts of the training
+            else "a new PrivacyEngine has a new accountant: write lightning_audit.Rounds(..., "
+            "continue_accountant=True), or load the earlier one's state, load_state_dict",
         )
 
 

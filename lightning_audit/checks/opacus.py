@@ -71,8 +71,7 @@ def _doubts(found: CheckResult) -> str:
 OPACUS = Check(
     "opacus_defects",
     "code of Opacus itself that a training uses loses privacy: a criterion that averages or is "
-    "not used, equal positions in all processes, made-up records, a count over the real batch, "
-    "the gdp accountant",
+    "not used, equal positions of processes, made-up records, a count over the real batch, gdp",
     title="Known defects of Opacus",
     failed_title="Opacus itself loses privacy",
     meaning="The training uses a part of Opacus that does not give what is accounted.",

@@ -175,10 +175,7 @@ def adaptive_remark(module: torch.nn.Module, loss: Any) -> str:
     return _ADAPTIVE_OFF if any(isinstance(value, wanted) for value in held) else ""
 
 
-_SCALED = (
-    "a gradient scaler multiplies per-sample gradients before they are clipped, which cuts nearly "
-    "all of them; train in float32 or bfloat16, without a scaler"
-)
+_SCALED = "a gradient scaler multiplies per-sample gradients before they are clipped: leave it out"
 
 
 def watch_scalers(optimizers: Sequence[Any], note: Callable[[str], None]) -> MethodHook:

@@ -27,9 +27,8 @@ def for_plain_loop(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(for_plain_loop, value))
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(
-            value, **{f.name: for_plain_loop(getattr(value, f.name)) for f in fields(value)}
-        )
+        parts = {f.name: for_plain_loop(getattr(value, f.name)) for f in fields(value)}
+        return replace(value, **parts)
     return value
 
 

@@ -899,8 +899,8 @@ class _Pooled(nn.Module):
         words = self.words(x.unsqueeze(-1)).relu()
         pooled = words.mean(1)
         if self.attention is not None:
-            mixed, _ = self.attention(words, words, words, key_padding_mask=x == 0.0)
-            pooled = (mixed * (x != 0.0).unsqueeze(-1)).sum(1)
+            words, _ = self.attention(words, words, words, key_padding_mask=x == 0.0)
+            pooled = (words * (x != 0.0).unsqueeze(-1)).sum(1)
         scores: torch.Tensor = self.head(pooled)
         return scores
 
