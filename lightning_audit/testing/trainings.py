@@ -889,10 +889,9 @@ def padded(items: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class _Pooled(nn.Module):
-    attention: Any = None
-
     def __init__(self) -> None:
         super().__init__()
+        self.attention: Any = None
         self.words, self.head = nn.Linear(1, HIDDEN), nn.Linear(HIDDEN, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
