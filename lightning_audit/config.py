@@ -428,7 +428,7 @@ def refuse_mechanism(
                 f"{name}={after!r} is not what its {steps} steps were read against: the "
                 f"checkpoint's is {before!r}, and their stored sums cannot be judged by another; "
                 "resume with the checkpoint's, or audit the following steps as a separate "
-                "training, without ckpt_path."
+                "training, without the checkpoint."
             )
 
 

@@ -178,7 +178,8 @@ def epsilon_claim(
     """Return the epsilon claimed by the user, else by the accountants for the steps so far.
 
     Opacus' prv accountants compose as `epsilon_spent` does, but slower: their histories are
-    composed here, which agrees with their epsilon to within a percent.
+    composed here, which agrees with their epsilon to within a percent. So are those of its gdp
+    accountants, whose limit theorem bounds nothing, as `opacus_defects` says.
 
     Several accountants are treated as one: all histories are given to an accountant of their
     kind. If their kinds differ, or their kind cannot compose different steps, their epsilons at
@@ -208,7 +209,7 @@ def epsilon_claim(
     if not asked:
         return _NOBODY
     kinds = sorted({accountant.mechanism() for accountant in asked})
-    if items > 1 or (kinds == ["prv"] and all(map(_is_of_opacus, asked))):
+    if items > 1 or ((kinds == ["prv"] or "gdp" in kinds) and all(map(_is_of_opacus, asked))):
         epsilon = composed_epsilon(_steps_of(asked), delta, items=items)
         if epsilon is not None:
             return EpsilonClaim(epsilon, f"the history of Opacus' {' and '.join(kinds)} accountant")

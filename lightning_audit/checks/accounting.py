@@ -223,10 +223,8 @@ def accounting_result(
     )
     advice, steps = _less(epsilon_spent), "the steps so far"
     if continues:
-        steps = "the steps of this fit and of those that it continues"
+        steps = "the steps of this training and of those that it continues"
         advice += "; if the earlier ones share no record, state PrivacyClaim(new_data=True)"
-    if not math.isinf(epsilon_spent):
-        advice += "; of Opacus' accountants, 'gdp' can report less than the truth"
     if epsilon_by_removal is not None and not exceeds(epsilon_by_removal, claimed_epsilon):
         advice = (
             "claim the epsilon that replacing a record costs, or raise noise_multiplier; adding or "
@@ -488,7 +486,8 @@ LEDGER_ACCOUNTANT = Check(
         FaultRule(
             "accountant_not_told",
             "wrong accounting: the accountant did not record all steps",
-            "what calls accountant.step: with attach_step_hook the optimizer does it at each step",
+            "what calls accountant.step: with attach_step_hook the optimizer does it at each step; "
+            "a new PrivacyEngine starts again in each round, but with continue_accountant=True",
             headline="The accountant did not record all steps",
             rank=4,
             explains=("accounting", "epsilon"),
@@ -738,7 +737,10 @@ class Ledger:
             f"the accountant recorded all {steps} steps",
             wrong,
             "let the optimizer's step hook call accountant.step once per step, with the "
-            "noise_multiplier and the sample rate that the optimizer states",
+            "noise_multiplier and the sample rate that the optimizer states"
+            if self.begun  # else they are steps of earlier parts of the training
+            else "a new PrivacyEngine has a new accountant: write lightning_audit.Rounds(..., "
+            "continue_accountant=True), or load the earlier one's state, load_state_dict",
         )
 
 

@@ -52,20 +52,26 @@ _KINDS = {
         "a process leaves empty batches out, after which the batches of all no longer fit together",
         "make batches so large that an empty one of a process is less likely than delta",
     ),
+    "gdp": (
+        "",
+        "",
+        "Opacus' gdp accountant reports less than the steps cost",
+        "write PrivacyEngine(accountant='prv') or 'rdp', or state claimed_epsilon",
+    ),
 }
 
 
 def _doubts(found: CheckResult) -> str:
-    told = [
-        f"{_KINDS[k][2]}: {size}; {_KINDS[k][3]}" for k, size in found.evidence.get("doubts", ())
-    ]
-    return "; ".join(told) and f"{OPACUS.name}: {'; '.join(told)}; or state allow=['{OPACUS.name}']"
+    if not (doubts := found.evidence.get("doubts")):
+        return ""
+    told = "; ".join(f"{_KINDS[kind][2]}: {size}; {_KINDS[kind][3]}" for kind, size in doubts)
+    return f"{OPACUS.name}: {told}; or state allow=['{OPACUS.name}']"
 
 
 OPACUS = Check(
     "opacus_defects",
     "code of Opacus itself that a training uses loses privacy: a criterion that averages or is "
-    "not used, equal positions in all processes, made-up records, a count over the real batch",
+    "not used, equal positions of processes, made-up records, a count over the real batch, gdp",
     title="Known defects of Opacus",
     failed_title="Opacus itself loses privacy",
     meaning="The training uses a part of Opacus that does not give what is accounted.",
@@ -120,6 +126,7 @@ def opacus_result(
     chance: float = 0.0,
     delta: float = 0.0,
     count: tuple[float, float] = (0.0, 0.0),
+    gdp: bool = False,
 ) -> CheckResult:
     """Return the result of `opacus_defects`.
 
@@ -131,6 +138,7 @@ def opacus_result(
         chance: probability of an empty batch over all steps.
         delta: of the claim, which covers what is less likely.
         count: noise multiplier, and the noise of the count that the norm adapts to; zeros without.
+        gdp: whether the gdp accountant alone states an epsilon.
     """
     sigma, std = count
     cost = noise_multiplier_with_count(sigma, std) if min(count) > 0.0 else sigma
@@ -140,13 +148,16 @@ def opacus_result(
         "alike": alike and f"{alike} processes",
         empty: chance > delta and f"with probability {chance:.2g} over all steps",
         "adaptive": cost < sigma and f"noise_multiplier is worth {cost:.3g}, not {sigma:.3g}",
+        "gdp": gdp and "its limit theorem is no bound, and epsilon is composed here instead",
     }
     found = {kind: size for kind, size in told.items() if kind in _KINDS and size}
-    mild = {"left_out"} | ({"adaptive"} if cost >= _LEFT * sigma else set())
+    mild = {"left_out", "gdp"} | ({"adaptive"} if cost >= _LEFT * sigma else set())
     of = next((kind for kind in found if kind not in mild), "")
+    doubts = [pair for pair in found.items() if pair[0] in mild]
     return OPACUS.judged(
-        {"of": of, "doubts": [pair for pair in found.items() if pair[0] in mild]},
-        "no part of Opacus that is known to lose privacy is used",
+        {"of": of, "doubts": doubts},
+        "; ".join(f"{_KINDS[kind][2]}: {size}" for kind, size in doubts)
+        or "no part of Opacus that is known to lose privacy is used",
         of and f"{_KINDS[of][2]}: {found[of]}",
         of and _KINDS[of][3],
     )

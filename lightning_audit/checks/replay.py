@@ -513,9 +513,19 @@ COUPLING = Check(
     wrong=lambda seen: seen["step"] is not None,
     blocks=_of_coupling,
     private=True,
-    public=("before", "met_in", "shared", "message"),
+    public=("before", "met_in", "shared", "message", "attention"),
     fine="no record's gradient depended on the others in its batch",
     faults=(
+        FaultRule(
+            "attention_mixes_places",
+            "records are not independent: Opacus' DPMultiheadAttention(batch_first=True) lets "
+            "padding past its mask",
+            "the attention layer: see docs/opacus.md, or pad all batches to one length",
+            headline="Padding gets past the mask of Opacus' attention",
+            rank=-1,
+            explains_groups=("clipping", "replay", "leakage"),
+            applies=lambda seen: bool(seen.get("attention")),
+        ),
         FaultRule(
             "records_coupled",
             "records are not independent: a record changes the gradients of others, so that "
@@ -530,6 +540,18 @@ COUPLING = Check(
     ),
 )
 
+
+_BEFORE = (
+    "mask what was padded, or pad all batches to one length; mix, pack and standardize within a "
+    "record; train on the records of the batch alone"
+)
+_ACROSS = (
+    "look for BatchNorm or statistics over the batch, a contrastive loss, mixed records, or a loss "
+    "that is averaged over something other than the number of records (class weights, tokens that "
+    "are not ignored); use GroupNorm or LayerNorm. Opacus' recurrent layers support packed "
+    "sequences only in batches that are sorted by length: with enforce_sorted=False they clip "
+    "parts of several records together"
+)
 
 #: Where records meet if the step reads others than those of its batch.
 THE_STEP = "the step itself"
@@ -579,51 +601,39 @@ class Coupling:
             self.step, self.change = step, answer.findings[0].rounded
             self.where = answer.where
 
-    def result(self, off: str = "", items: int = 1) -> CheckResult:
+    def result(self, off: str = "", items: int = 1, attention: str = "") -> CheckResult:
         """Return the result of `coupling`.
 
         Args:
             off: why nothing is examined, or empty.
             items: of a record, for which epsilon is claimed.
+            attention: layer that lets padding past its mask, see `mixing_attention`; or empty.
         """
         if not self.replays:
             return COUPLING.not_run(NOT_ASKED.format(self.reason or off or NOT_EXAMINED))
-        evidence: dict[str, Any] = {
-            "replays": self.replays,
-            "change": self.change,
-            "step": self.step,
-        }
+        names = ("replays", "change", "step")
+        evidence: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.before:
             evidence["before"] = self.before
         if self.shared > items:
             evidence["shared"] = self.shared
         size = "" if self.change is None else f" by {self.change:g} of its norm"
+        met = f"a record's gradient changed{size} with the other records of its batch"
+        seen, advice = f"in step {(self.step or 0) + 1} {met}", _ACROSS
         if self.where:
-            met = (
-                f"{self.where} reads records that are not in its batch"
-                if self.where == THE_STEP
-                else f"records meet before the step, in {self.where}: a record's gradient "
-                f"changed{size} with the other records of its batch"
-            )
-            return COUPLING.judged(
-                {**evidence, "met_in": self.where},
-                COUPLING.fine,
-                f"{met}, so that one record changes the gradients of others, which clipping does "
-                "not bound",
-                "mask what was padded, or pad all batches to one length; mix, pack and standardize "
-                "within a record; train on the records of the batch alone",
-            )
+            seen = f"records meet before the step, in {self.where}: {met}"
+            advice, evidence["met_in"] = _BEFORE, self.where
+            if self.where == THE_STEP:
+                seen = f"{self.where} reads records that are not in its batch"
+            elif attention:
+                evidence["attention"] = attention
+                advice = f"`{attention}` lets padding past its mask, see docs/opacus.md; {_BEFORE}"
         return COUPLING.judged(
             evidence,
             COUPLING.fine,
-            f"in step {(self.step or 0) + 1} a record's gradient changed{size} "
-            "with the other records of its batch, so that one record changes the gradients of "
-            "others, which clipping does not bound",
-            "look for BatchNorm or statistics over the batch, a contrastive loss, mixed "
-            "records, or a loss that is averaged over something other than the number of "
-            "records (class weights, tokens that are not ignored); use GroupNorm or LayerNorm. "
-            "Opacus' recurrent layers support packed sequences only in batches that are sorted by "
-            "length: with enforce_sorted=False they clip parts of several records together",
+            f"{seen}, so that one record changes the gradients of others, which clipping does not "
+            "bound",
+            advice,
         )
 
 

@@ -76,7 +76,7 @@ NONE_LEFT = "no replays were left for it; examinations=1 makes as many as it nee
 #: Reasons that a change of the training's code would remove.
 NOT_SHOWN = (
     "it is unknown which gradient has the noise; show it: "
-    "grads = lightning_audit.released(grads, module=self)"
+    "grads = lightning_audit.released(grads, module=net)"
 )
 NOISED_BESIDE = (
     "the state after a step depends on a record, with noise other than that of the release"
@@ -115,17 +115,17 @@ _TO_DO = {
     NONE_LEFT: "not examined yet; train about 10 more steps, or state examinations=1, which "
     "examines everything at once",
     NOT_SHOWN: "not examined; a hand-written step must show the noisy gradient before it processes "
-    "it: grads = lightning_audit.released(grads, module=self)",
+    "it: grads = lightning_audit.released(grads, module=net)",
     NOISED_BESIDE: f"{NOISED_BESIDE}; if a noisy gradient is kept before it is processed, show it: "
-    "grads = lightning_audit.released(grads, module=self); if it is another release, account for "
+    "grads = lightning_audit.released(grads, module=net); if it is another release, account for "
     "it and state allow=['replay.release']",
     OWN_MEMORY: f"{OWN_MEMORY}: no theorem bounds a record's memory of its own over many steps; "
     "if it reaches neither checkpoint nor other records, state allow=['replay.release']",
     NOISE_ON_WEIGHTS: f"{NOISE_ON_WEIGHTS}; add it to the gradient before the update, or show the "
-    "noisy gradient: grads = lightning_audit.released(grads, module=self)",
+    "noisy gradient: grads = lightning_audit.released(grads, module=net)",
     SEEDED: f"{SEEDED}; seed once, before training, or give Opacus a noise_generator of its own",
     NO_RECORD: f"{NO_RECORD}; train on the records of the batch that the loader gives",
-    NOT_CALLED: "not examined: call grads = lightning_audit.per_sample(grads, module=self) before "
+    NOT_CALLED: "not examined: call grads = lightning_audit.per_sample(grads, module=net) before "
     "clipping; if the step forms no per-sample gradients, state allow=['replay.clipping', "
     "'replay.noise', 'coupling']",
     ONE_NUMBER: f"{ONE_NUMBER}; this mechanism is not audited: review how the number is clipped "

@@ -188,11 +188,11 @@ def logical_batch_result(carried: int, epochs: int) -> CheckResult:
         LOGICAL_BATCH.fine,
         f"{carried} of {epochs} epochs began with the rest of a logical batch of the previous one, "
         "which is added to the next batch: a record in both counts twice, with noise for one",
-        "Lightning ends an epoch at the length that Opacus' BatchSplittingSampler estimates, in a "
-        "logical batch. Give it no length, so that every batch is used: `class "
-        "Whole(BatchSplittingSampler): def __len__(self): raise TypeError`, and return "
+        "call optimizer.step() on every part of a split batch, without `continue` or `break` "
+        "before it (Lightning: epochs end at the length that Opacus' sampler estimates: write "
+        "`class Whole(BatchSplittingSampler): def __len__(self): raise TypeError`, and return "
         "DataLoader(dataset, batch_sampler=Whole(sampler=..., max_batch_size=..., optimizer=...), "
-        "collate_fn=loader.collate_fn) from train_dataloader",
+        "collate_fn=loader.collate_fn) from train_dataloader)",
     )
 
 
@@ -273,9 +273,7 @@ NOT_POISSON = Check(
     failed_title="Batches are not Poisson-sampled",
     meaning="The accountant assumes that each record enters a batch independently with the same "
     "probability, and the loader draws otherwise.",
-    look_at="Train on the loader that `make_private` returns; Lightning takes it only as an "
-    "argument of `fit`, else return `DPDataLoader.from_data_loader(loader)` from "
-    "`train_dataloader`.",
+    look_at="Train on the loader that `make_private` returns, with `poisson_sampling=True`.",
     topic="Sampling and bookkeeping",
     kind="accounting",
     weight=10,
@@ -310,8 +308,8 @@ NOT_POISSON = Check(
         FaultRule(
             "not_poisson",
             "wrong sampling: the loader is not Poisson although the accountant assumes it",
-            "which loader the training iterates: Lightning uses that of make_private only if it is "
-            "passed to fit",
+            "which loader the training iterates: that of make_private is Poisson, unless it was "
+            "called with poisson_sampling=False",
             headline="Batches are not Poisson-sampled",
             rank=6,
             explains=("sampling.rate", DRAWS),
@@ -642,10 +640,10 @@ REPEATED = Check(
 LoaderKind = Literal["poisson", "not_poisson", "unknown"]
 
 _WRITE_INSTEAD = (
-    "train on the loader that PrivacyEngine.make_private returns. Lightning trains on the one of "
-    "the module or data module instead: pass make_private's to fit, write `def "
+    "train on the loader that PrivacyEngine.make_private returns (Lightning: it trains on that of "
+    "the module or data module instead; pass make_private's to fit, write `def "
     "train_dataloader(self): return DPDataLoader.from_data_loader(loader)` (from "
-    "opacus.data_loader), or wrap the data module in opacus.lightning.DPLightningDataModule"
+    "opacus.data_loader), or wrap the data module in opacus.lightning.DPLightningDataModule)"
 )
 #: Advice for a loader without a batch sampler, which Poisson sampling and Opacus need.
 _ITERABLE = (

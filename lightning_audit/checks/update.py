@@ -91,9 +91,9 @@ GRADIENT_REPLACED = Check(
 _OR_ALLOW = (
     "; if one of several optimizers learns about private records only through private weights "
     "(a GAN's generator), or on public ones, exempt it: allow=[Allow('no_dp', optimizer=..., "
-    "reason='...')] (from lightning_audit), optimizer= its index in what attach is given, or "
-    "configure_optimizers returns, its class, or the prefix of its parameters' names. Train it on "
-    "a fixed number of fakes: as many fakes as records reveal the size of the batch"
+    "reason='...')] (from lightning_audit), optimizer= its index among the training's, its class, "
+    "or the prefix of its parameters' names. Train it on a fixed number of fakes: as many fakes as "
+    "records reveal the size of the batch"
 )
 
 _BY_RECORDS = (
@@ -285,10 +285,10 @@ def unsynchronised_result(synchronised: bool, processes: int) -> CheckResult:
         f"the {processes} processes updated with different gradients, so the privacy that the "
         "optimizer states does not hold for them together",
         "DistributedDataParallel does not reach what DPOptimizer makes: call make_private with "
-        "module=DifferentiallyPrivateDistributedDataParallel(net) (from opacus.distributed), or "
-        "with module=self.trainer.strategy.model and wrap_model=False, both of which give a "
-        "DistributedDPOptimizer; load with DPDataLoader.from_data_loader(loader, distributed=True) "
-        "and Trainer(use_distributed_sampler=False)",
+        "module=DifferentiallyPrivateDistributedDataParallel(net) (from opacus.distributed), which "
+        "gives a DistributedDPOptimizer; load with DPDataLoader.from_data_loader(loader, "
+        "distributed=True) (Lightning: or with module=self.trainer.strategy.model and "
+        "wrap_model=False; and Trainer(use_distributed_sampler=False))",
     )
 
 
@@ -323,9 +323,10 @@ def _not_allowed(check: CheckResult) -> str:
     """Return why a finding prevents a pass, and how to allow it."""
     if check.status != "warned":
         return ""
+    server = "if a server sent them between rounds, audit these by lightning_audit.Rounds; "
     return (
-        f"{check.name}: {check.message}; if that uses no training record without noise, "
-        f"allow=[Allow({check.name!r}, reason='...')]"
+        f"{check.name}: {check.message}; {server * (' changed between ' in check.message)}if that "
+        f"uses no training record without noise, allow=[Allow({check.name!r}, reason='...')]"
     )
 
 

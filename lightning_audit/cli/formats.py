@@ -738,7 +738,7 @@ def _sarif_result(one: Checked, finding: Finding) -> dict[str, Any]:
         explains=list(finding.explains),
     )
     if finding.result.status == "allowed":
-        reason = "PrivacyAudit(allow=...) of the training names this check"
+        reason = "allow= of the training's audit names this check"
         result["suppressions"] = [{"kind": "external", "justification": reason}]
     return result
 

@@ -491,7 +491,7 @@ def all_finite(tensors: Sequence[torch.Tensor | None]) -> bool:
 
 #: Subclasses of DPOptimizer that cannot be audited, and what to train with instead.
 _UNSUPPORTED = {
-    "FSDPOptimizerFastGradientClipping": "Lightning's strategy='ddp' and grad_sample_mode='ghost'",
+    "FSDPOptimizerFastGradientClipping": "DistributedDataParallel and grad_sample_mode='ghost'",
 }
 _COPIED = "per-sample gradients had to be copied to add canaries, which costs time"
 
@@ -651,8 +651,8 @@ class OpacusStep(DPSGDStep):
             reason = "several backward passes make up a step"
         elif not coming.announced:
             reason = (
-                "the audit did not see the backward pass begin; under Lightning call "
-                "self.manual_backward(loss), not loss.backward()"
+                "the audit did not see the backward pass begin (Lightning: call "
+                "self.manual_backward(loss), not loss.backward())"
             )
         else:
             reason = self._prefill.obstacle()

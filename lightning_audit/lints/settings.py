@@ -13,13 +13,14 @@ import gc
 import inspect
 import textwrap
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from opacus.layers import DPMultiheadAttention
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.schedulers import ExponentialNoise, LambdaNoise, StepNoise
 from opacus.utils.adaptive_clipping.adaptive_clipping_utils import (
@@ -48,6 +49,7 @@ from lightning_audit.accounting.history import Phase
 from lightning_audit.dpsgd.opacus import chain
 from lightning_audit.hooks.boundary import raised_in_audit
 from lightning_audit.hooks.sampler_tap import can_be_watched, unwatched
+from lightning_audit.hooks.step_hooks import MethodHook
 
 # --- Gradient accumulation by the Trainer together with Opacus'.
 
@@ -119,9 +121,10 @@ def carries_over(optimizer: DPOptimizer, ahead: int) -> bool:
 # --- Notes on what Lightning silently does to ghost clipping; none of it loses privacy.
 
 _ADAPTIVE_OFF = (
-    "adaptive clipping is off: Lightning divides the loss by the number of accumulated batches, "
-    "and the division drops adaptive clipping from Opacus' loss, so that max_grad_norm never "
-    "changes. Write `self.automatic_optimization = False` and call `self.manual_backward(loss)`"
+    "adaptive clipping is off: the loss was divided, which drops adaptive clipping from Opacus' "
+    "loss, so that max_grad_norm never changes. Call backward on the criterion's loss itself "
+    "(Lightning: it divides by the number of accumulated batches; write "
+    "`self.automatic_optimization = False` and call `self.manual_backward(loss)`)"
 )
 
 
@@ -170,6 +173,29 @@ def adaptive_remark(module: torch.nn.Module, loss: Any) -> str:
     wanted = (DPLossFastGradientAdaptiveClipping, PrivacyEngineAdaptiveClipping)
     held = (value for part in module.modules() for value in vars(part).values())
     return _ADAPTIVE_OFF if any(isinstance(value, wanted) for value in held) else ""
+
+
+_SCALED = "a gradient scaler multiplies per-sample gradients before they are clipped: leave it out"
+
+
+def watch_scalers(optimizers: Sequence[Any], note: Callable[[str], None]) -> MethodHook:
+    """Note steps of optimizers by an enabled ``torch.amp.GradScaler``, until it is removed."""
+
+    def steps(scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
+        if scaler.is_enabled() and any(optimizer is one for one in optimizers):
+            note(_SCALED)
+
+    return MethodHook(torch.amp.GradScaler, "step", steps, shown=True)
+
+
+def mixing_attention(module: torch.nn.Module) -> str:
+    """Return the name of an attention layer that lets padding past its mask, or empty.
+
+    Opacus' ``DPMultiheadAttention(batch_first=True)`` lays its outputs out wrongly.
+    """
+    parts = module.named_modules()
+    mixing = (n for n, p in parts if isinstance(p, DPMultiheadAttention) and p.batch_first)
+    return next(mixing, "").replace("_module.", "")
 
 
 # --- Determines from a loader's type how it draws its batches.

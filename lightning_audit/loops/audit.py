@@ -41,6 +41,7 @@ from lightning_audit.dpsgd.opacus import innermost, private_optimizer
 from lightning_audit.hooks.boundary import Handles, attempt, entry
 from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.lints.own_code import of_frame
+from lightning_audit.lints.settings import watch_scalers
 from lightning_audit.loops.body import LoopStep
 from lightning_audit.loops.events import (
     Batches,
@@ -63,6 +64,7 @@ from lightning_audit.results.report_details import CodePlace
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.optimizers import verified
 from lightning_audit.run.outcome import (
+    MetricRows,
     Stopping,
     boundary,
     close_failed,
@@ -127,6 +129,7 @@ class Audit:
         self._ended = False
         #: The latest metrics, such as "audit/epsilon_lower".
         self.metrics: dict[str, float] = {}
+        self._rows = MetricRows(self._loggers, self._prefix, self.metrics)
         # The batch that was fetched; whether it began, and whether a step was taken on it.
         self._batch: Any = None
         self._held = Fetched(None, None)
@@ -245,7 +248,8 @@ class Audit:
         handles.append(register_module_forward_pre_hook(begins))
         handles.append(register_module_forward_hook(ends))
         step = MethodHook(ReduceLROnPlateau, "step", self._schedules, shown=True)
-        handles += [step, Listening(self)]
+        scaler = watch_scalers(self._loop.optimizers, run.optimizers.notes.add)
+        handles += [step, scaler, Listening(self)]
 
     @_guarded()
     def follow(self, *, model: Any = None, optimizer: Any = None, loader: Any = None) -> None:
@@ -450,6 +454,7 @@ class Audit:
         self._begun, self._is_loaders = True, self._take(run, passed)
         self._note_reads(now=False)
         if not self._in_epoch:
+            self._rows.send(run)
             self._in_epoch = True
             run.start_epoch()
         run.follow(self._loop.optimizers, self._loop.root)
@@ -478,11 +483,7 @@ class Audit:
             return
         metrics, report = run.end_epoch(self._loop.epoch, self._loop.root, due=due)
         self._loop.epoch += 1
-        if metrics:
-            self.metrics = {f"{self._prefix}/{name}": value for name, value in metrics.items()}
-            for logger in self._loggers if run.ranks.is_first else ():
-                call = getattr(logger, "log_metrics", logger)
-                view(run, "logging the metrics", partial(call, dict(self.metrics)))
+        self._rows.take(run, metrics)
         self._stopping.respond(report)
 
     # ------------------------------------------------------------------ forward, backward, step
@@ -781,6 +782,7 @@ class Audit:
             run.ranks.part()  # other processes may be elsewhere, or may have ended
             run.break_off(f"the training broke off with {broke}")
         run.end(self._stopping.reason())
+        self._rows.send(run, run.last_metrics)
         send(run, self._loggers, self._loop.steps, f"{self._prefix}/report")
         run.ranks.meet()
         if run.report is not None:
@@ -876,8 +878,10 @@ def _check(given: dict[str, Any]) -> None:
     if given["precision"] is not None and given["precision"] not in _FP16_NAMES:
         advice = "leave it out to read it from the training"
         _validate.one_of("precision", given["precision"], _PRECISIONS, advice)
+    trains = all(hasattr(one, "param_groups") for one in listed(given["optimizer"]))
     for name, fits, allowed in (
         ("model", isinstance(given["model"], torch.nn.Module), "a torch.nn.Module"),
+        ("optimizer", trains, "an optimizer, or a list of them, and the loader follows it"),
         ("root", isinstance(given["root"], torch.nn.Module | None), "a torch.nn.Module"),
         ("step", given["step"] is None or callable(given["step"]), "a function of a batch"),
         ("state", isinstance(given["state"], Mapping | None), "that of Audit.state_dict()"),

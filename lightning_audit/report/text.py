@@ -437,7 +437,7 @@ def summary_rows(report: AuditReport, path: str | os.PathLike[str] | None = None
             more = f" (and {plural(len(report.notes) - 1, 'note')})" if report.notes[1:] else ""
             first = report.notes[0]
             short = textwrap.shorten(first, _ROOM - len(more), placeholder=" ...")
-            rows.append(Row("Note", f"{short}{more}"))
+            rows.append(Row("Note", "", 4, lambda lines: (short if lines == 1 else first) + more))
         rows.append(Row("Report", f"lightning-audit show {name}", 0))
     return _fitting(rows)
 
@@ -446,13 +446,19 @@ def _fitting(rows: list[Row]) -> list[Row]:
     """Return rows of at most `MOST_LINES` lines."""
     # Lines that a text does not need are not given.
     rows = [replace(row, most=min(row.most, len(row.lines))) for row in rows]
+    _shorten(rows, (("Note", 1),))
     _leave_out(rows, _LEFT_FIRST)
-    for label, least in _SHORTENED:
-        for at in reversed(range(len(rows))):
-            while rows[at].label == label and rows[at].most > least and _lines(rows) > MOST_LINES:
-                rows[at] = replace(rows[at], most=rows[at].most - 1)
+    _shorten(rows, _SHORTENED)
     _leave_out(rows, _LEFT_OUT)
     return rows
+
+
+def _shorten(rows: list[Row], least: Iterable[tuple[str, int]]) -> None:
+    """Take lines from rows with these labels, in their order, while there are too many."""
+    for label, fewest in least:
+        for at in reversed(range(len(rows))):
+            while rows[at].label == label and rows[at].most > fewest and _lines(rows) > MOST_LINES:
+                rows[at] = replace(rows[at], most=rows[at].most - 1)
 
 
 def _leave_out(rows: list[Row], labels: Iterable[str]) -> None:

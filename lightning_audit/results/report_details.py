@@ -7,7 +7,7 @@ report.json do; texts that people read count from 1.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any
 
 #: Places in code as text: "Lit.training_step at src/model.py:41, Half at src/half.py:7".
@@ -16,6 +16,20 @@ _PLACE = re.compile(r"(?:^|, )([^,]+?) at (?!/)([^:]+?):([1-9]\d{0,6})(?=, |$)")
 
 #: What a report of `attach` has as the strategy.
 PLAIN_LOOP = "plain loop"
+#: What a text says to users of Lightning alone.
+_OF_LIGHTNING = re.compile(r" \(Lightning: (?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
+
+
+def for_plain_loop(value: Any) -> Any:
+    """Return a report, or a part of one, without what its texts say to users of Lightning alone."""
+    if isinstance(value, str):
+        return _OF_LIGHTNING.sub("", value)
+    if isinstance(value, tuple):
+        return tuple(map(for_plain_loop, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {f.name: for_plain_loop(getattr(value, f.name)) for f in fields(value)}
+        return replace(value, **parts)
+    return value
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,8 @@ _FEWER = (
 )
 _UNSEEN = (
     "the accountant holds {} steps from before this audit, which did not observe them: a training "
-    "that continues takes attach(..., state=), the audit.state_dict() that was saved with the "
-    "weights, or a Lightning checkpoint with the callback"
+    "that continues takes the audit's state too: attach(..., state=), the audit.state_dict() that "
+    "was saved with the weights (Lightning: a checkpoint with the callback)"
 )
 #: Ratio of a loader's batch size to the claimed one that is rounding.
 _ALIKE = 1.25
@@ -364,6 +364,8 @@ class AuditRun:
         self._steps_before = self._found_at_end = 0
         self.look_is_due = False  # whether to evaluate the checks after the present batch
         self._looks, self._epoch_ends = Looks(self.ranks), EpochEnds(self.ranks)
+        #: Metrics of the whole training, once it has ended.
+        self.last_metrics: dict[str, float] = {}
         self.ledger = RunLedger(notes, config.significance, self.lints, config.items)
         MethodHook(
             PrivacyEngine, "make_private_with_epsilon", after=self._course.target.told, shown=True
@@ -712,6 +714,7 @@ class AuditRun:
 
     def _close(self) -> AuditReport:
         epsilons, findings = self._evaluate()
+        self.last_metrics = epoch_metrics(self.sessions, epsilons, findings.all, self.config)
         report = self._write(epsilons, findings, complete=not self._course.break_off)
         module, fits = self.ledger.module, self._course.fits
         if module is not None and not self.trial:

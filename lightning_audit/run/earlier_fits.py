@@ -225,7 +225,8 @@ class EarlierFits(Kept):
         spent = config.epsilon_of(together)
         if spent is None:
             return []
-        many = "an earlier fit reads" if self.count == 1 else f"{self.count} earlier fits read"
+        one = self.count == 1
+        many = "an earlier training reads" if one else f"{self.count} earlier trainings read"
         return [
             f"{many} records of the same data set: together with this one epsilon {spent:.4g} at "
             f"delta {config.delta:.3g} is spent, which no accountant counts"
@@ -241,9 +242,9 @@ class EarlierFits(Kept):
         if spent is None or not exceeds(spent, claimed):
             return []
         return [
-            "this fit begins with the last parameters of an earlier one: if that one read the same "
-            f"records, both spend epsilon {spent:.4g}, above the claimed {claimed:.4g}; if it read "
-            "others, state PrivacyClaim(new_data=True)"
+            "this training begins with the last parameters of an earlier one: if that one read the "
+            f"same records, both spend epsilon {spent:.4g}, above the claimed {claimed:.4g}; if it "
+            "read others, state PrivacyClaim(new_data=True)"
         ]
 
     def end(

@@ -55,6 +55,7 @@ from lightning_audit.checks.sampling import (
 from lightning_audit.checks.update import no_dp_result, unsynchronised_result
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.opacus import count_noise
+from lightning_audit.lints.settings import mixing_attention
 from lightning_audit.results.audit_report import (
     AT_END,
     AuditReport,
@@ -229,7 +230,8 @@ def _results_of_run(
         void = REPLAY_NOISE.not_run(f"not tested: {SEEDED}")
         examined = [void if c.name == void.name and c.status == "ok" else c for c in examined]
     checks += examined
-    checks.append(facts.coupling.result(facts.examined.off, config.items))
+    attention = mixing_attention(facts.code.module) if facts.code else ""
+    checks.append(facts.coupling.result(facts.examined.off, config.items, attention))
     checks += facts.fence.results()
     checks.append(epsilon_result(epsilons, config))
     if stated := [pair for one in facts.optimizers for pair in one.stated_twice]:
@@ -317,6 +319,8 @@ def _of_opacus(
         chance=chance,
         delta=config.delta,
         count=(0.0, 0.0) if fixed else max(count_noise(s.step.optimizer) for s in sessions),
+        gdp=config.claimed_epsilon is None
+        and any(link.accountant.mechanism() == "gdp" for link in facts.accountants),
     )
 
 
@@ -493,18 +497,23 @@ def epoch_metrics(
         "violated": float(any(check.status == "violated" for check in checks)),
     }
     if sessions:
-        monitors = [session.monitor for session in sessions]
         metrics["mu_lower"] = proved.mu_lower
         # The claim is refuted once the metric reaches 1 / (the significance of the run).
         log_e = shared_log_e(check for check in checks if REGISTRY[check.name].each)
         metrics["e_value"] = min(math.exp(min(log_e, 100.0)), _LARGEST_E_VALUE)
-        metrics["observations"] = float(sum(m.sensitivity.observations for m in monitors))
-        metrics["step"] = float(sum(monitor.steps for monitor in monitors))
+        metrics |= counts(sessions)
     for bound in _bounds_that_hold(proved.bounds, now):
         if bounds and bound.looks == "single" and bound.name != AT_END:
             metrics[f"epsilon_lower/{bound.name}"] = bound.epsilon_lower
             metrics[f"epsilon_step_lower/{bound.name}"] = bound.epsilon_step_lower
     return {k: float(v) for k, v in metrics.items() if v is not None and math.isfinite(v)}
+
+
+def counts(sessions: Sequence[AuditSession]) -> dict[str, float]:
+    """Return the metrics that cost nothing: how much was observed, in how many steps."""
+    monitors = [session.monitor for session in sessions]
+    seen = sum(monitor.sensitivity.observations for monitor in monitors)
+    return {"observations": float(seen), "step": float(sum(m.steps for m in monitors))}
 
 
 def _held(checks: Sequence[CheckResult], epsilons: Epsilons, config: AuditConfig) -> Held:
@@ -610,9 +619,9 @@ def build_report(
         settings=config.settings(ended=complete),
         environment={name: _version(name) for name in _LIBRARIES},
         notes=(
+            *(facts.fits.notes(epsilons.composed, config) if complete else ()),
             *facts.notes,
             *numbers_of_data(findings.all),
-            *(facts.fits.notes(epsilons.composed, config) if complete else ()),
             *(facts.target.notes(epsilons.composed, config.items) if complete else ()),
             *_notes(sessions, facts, config, verdict, not_run),
         ),

@@ -336,7 +336,7 @@ def refuse_several(count: int, canaries: Sequence[object], processes: int) -> No
     if processes > 1:
         raise UnauditableTraining(
             f"{count} private optimizers are audited in one process only, the training has "
-            f"{processes}; train in one (Lightning: devices=1), or give all parameters to one "
+            f"{processes}; train in one, or give all parameters to one "
             "optimizer, as parameter groups."
         )
 
@@ -359,7 +359,7 @@ def hand_written_step(
     if processes > 1:
         raise UnauditableTraining(
             f"hand-written DP-SGD is audited in one process only, the training has {processes}; "
-            "train in one (Lightning: devices=1) to audit."
+            "train in one to audit."
         )
     if len(optimizers) != 1:
         raise UnauditableTraining(
@@ -657,9 +657,8 @@ _NO_ACCOUNTANT = (
 )
 _ANOTHER_ENGINE = (
     "another engine than Opacus' is attached to the optimizer, and the audit reads none of its "
-    "steps: state its mechanism, PrivacyAudit(claim=PrivacyClaim(noise_multiplier=..., "
-    "max_grad_norm=..., expected_batch_size=..., sample_rate=...), "
-    "canaries=[Mislabeled(amplitude=100.0)])"
+    "steps: state its mechanism, claim=PrivacyClaim(noise_multiplier=..., max_grad_norm=..., "
+    "expected_batch_size=..., sample_rate=...), canaries=[Mislabeled(amplitude=100.0)]"
 )
 _ADAPTIVE_UNACCOUNTED = (
     "the epsilon of adaptive clipping cannot be computed without an accountant: the count "

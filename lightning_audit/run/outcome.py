@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -27,6 +27,7 @@ from lightning_audit.results.audit_report import (
 )
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.claim_budget import ClaimBudget
+from lightning_audit.run.evaluation import counts
 from lightning_audit.run.facts import FrontEnd
 from lightning_audit.run.preview import preview_of
 from lightning_audit.run.report_files import ReportFiles
@@ -256,6 +257,35 @@ def view(run: AuditRun, what: str, show: Callable[[], None]) -> None:
         failed, line = where(error)
         _log.warning("privacy audit: %s failed (%s:%d)", what, failed, line)
         attempt(partial(_add_note, run, f"{what} failed ({failed})"))
+
+
+class MetricRows:
+    """Sends a row of metrics for each epoch of a plain loop; the last one waits for the end.
+
+    Args:
+        loggers: functions of a row, or loggers of Lightning.
+        prefix: of the names.
+        latest: takes each metric's last value.
+    """
+
+    def __init__(self, loggers: Sequence[Any], prefix: str, latest: dict[str, float]) -> None:
+        self._loggers, self._prefix, self._latest = loggers, prefix, latest
+        self._row: dict[str, float] = {}
+
+    def take(self, run: AuditRun, metrics: dict[str, float]) -> None:
+        """Send the metrics of an epoch's end; if none were due, keep what costs nothing."""
+        self._row = metrics or counts(run.sessions)
+        if metrics:
+            self.send(run)
+
+    def send(self, run: AuditRun, last: Mapping[str, float] = {}) -> None:
+        """Send the row that was kept, if there is one, or the last one instead of it."""
+        found = last if self._row and last else self._row
+        row, self._row = {f"{self._prefix}/{n}": value for n, value in found.items()}, {}
+        self._latest.update(row)
+        for logger in self._loggers if row and run.ranks.is_first else ():
+            call = getattr(logger, "log_metrics", logger)
+            view(run, "logging the metrics", partial(call, dict(row)))
 
 
 def send(run: AuditRun, loggers: Sequence[Any], step: int, name: str) -> None:

@@ -45,6 +45,7 @@ from lightning_audit.results.audit_report import (
     items_words,
 )
 from lightning_audit.results.report_details import (
+    PLAIN_LOOP,
     Assumption,
     CheckGrowth,
     ClaimedValue,
@@ -54,6 +55,7 @@ from lightning_audit.results.report_details import (
     PassBlocker,
     RunAbout,
     TensorNoise,
+    for_plain_loop,
 )
 from lightning_audit.run.measured import measured_epsilon
 from lightning_audit.session.step import AuditSession
@@ -719,7 +721,8 @@ def filled(
             name = part.__name__.removeprefix("_")
             _log.warning("privacy audit: details failed: %s (%s:%d)", name, failed, line)
             report = replace(report, notes=(*report.notes, _LACKS.format(name, failed)))
-    return report
+    in_loop = report.run is not None and report.run.strategy == PLAIN_LOOP
+    return for_plain_loop(report) if in_loop else report
 
 
 def _thresholds(report: AuditReport, run: _Run) -> AuditReport:

@@ -359,8 +359,8 @@ class GradientRows(Kept):
 
 _SILENT = (
     "no canary could enter {silent} of {steps} steps: call grads = "
-    "lightning_audit.per_sample(grads, module=self) once in each step before clipping, or "
-    "lightning_audit.rows(module=self) in a loop over samples"
+    "lightning_audit.per_sample(grads, module=net) once in each step before clipping, or "
+    "lightning_audit.rows(module=net) in a loop over samples"
 )
 
 
@@ -419,7 +419,7 @@ def join_batches(canaries: Sequence[Any], world_size: int, module: Any = None) -
     if by_input and world_size > 1:
         raise UnauditableTraining(
             f"canaries={list(canaries)!r} would join the batch of each of the {world_size} "
-            "processes; train in one process (Lightning: devices=1), or use gradient canaries."
+            "processes; train in one process, or use gradient canaries."
         )
     if by_input and module is not None and canaries[0].loss is None and not has_forward(module):
         children = (name for name, child in module.named_children() if list(child.parameters()))

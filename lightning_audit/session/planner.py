@@ -244,7 +244,7 @@ _SHORTEST = 1.5
 
 _NO_ROWS = (
     "{kind} is given no rows of the audit: with them {why}; state an input canary, which is a "
-    "record of the batch: PrivacyAudit(canaries=[Mislabeled(amplitude=100.0)])"
+    "record of the batch: canaries=[Mislabeled(amplitude=100.0)]"
 )
 _UNUSED = (
     "{names} got no per-sample gradient, so that Opacus' step raises: use these parameters in the "

@@ -292,7 +292,7 @@ class Recorder:
             raise ValueError(
                 f"claim.noise_coefficients={now} is not what the checkpoint's steps were read "
                 f"against: they are {kept} there; resume with the checkpoint's, or audit the "
-                "following steps as a separate training, without ckpt_path."
+                "following steps as a separate training, without the checkpoint."
             )
         if header != self.header:
             raise ValueError(

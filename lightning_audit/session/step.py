@@ -171,11 +171,11 @@ _log = logging.getLogger(__name__)
 
 _ROWS_WERE_IN = (
     "rows of lightning-audit were among the per-sample gradients; if the optimizer's own code does "
-    "not expect them, state an input canary: PrivacyAudit(canaries=[Mislabeled(amplitude=100.0)])"
+    "not expect them, state an input canary: canaries=[Mislabeled(amplitude=100.0)]"
 )
 _UNANNOUNCED = (
-    "the optimizer was stepped without Lightning's on_before_optimizer_step, so no canary could "
-    "enter; in manual optimization step what self.optimizers() returns"
+    "a step did not begin in the private optimizer's own step(), so that no canary could enter "
+    "(Lightning: in manual optimization step what self.optimizers() returns)"
 )
 _THINNED = (
     f"canaries entered each of the first {FULL_STEPS} steps and every {THINNED}th later, since "

@@ -77,6 +77,7 @@ class Fault:
     remarked: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "warn_only", self.warn_only or self.remarked)
         told = None if self.sentence else teller(self.likely, self.check)
         if told is not None:
             check, rule = told

@@ -49,8 +49,7 @@ from lightning_audit.testing.fault import Fault as Fault
 OF_THE_OPTIMIZER = (
     Fault(
         "closure_runs_again",
-        "the closure is passed on to the inner optimizer, which computes the gradient again "
-        "without clipping and noise",
+        "the closure is passed to the inner optimizer: it computes the raw gradient again",
         "opacus #313, PR #330",
         optimizer=faulty.ClosureRunsAgain,
         named="gradient_replaced",
@@ -595,8 +594,11 @@ OF_THE_TRAINING = (
         "gdp_accountant",
         "the accountant of Gaussian DP reports less than the steps cost",
         'Opacus\' `accountant="gdp"`',
+        "opacus_defects",
+        "Opacus' gdp accountant reports less than the steps cost",
         training=trainings.GdpAccountant,
-        named="wrong_accounting",
+        ends="INCONCLUSIVE",
+        remarked=True,
     ),
     Fault(
         "noise_for_fewer_steps",
@@ -633,17 +635,22 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "padded_to_the_longest",
-        "texts are padded to the longest of their batch, and the padding is not masked, so that "
-        "one record changes the gradients of the others by its length",
+        "unmasked padding to the longest text of a batch: its length changes others' gradients",
         "text examples of Opacus 1.6",
         training=trainings.PaddedTexts,
         audit={"examinations": 3},
         named="records_coupled",
     ),
     Fault(
+        "attention_mixes_places",
+        "masked padding to the longest text of a batch reaches the real tokens of the others",
+        "Opacus' `DPMultiheadAttention(batch_first=True)`",
+        training=trainings.PaddedAttention,
+        audit={"examinations": 1},
+    ),
+    Fault(
         "records_ignored",
-        "the loss is a mean over the records that are not ignored, so that an ignored one changes "
-        "the gradients of the others",
+        "the loss is a mean over the records that are not ignored: ignoring one changes others",
         "`ignore_index` with Opacus 1.6",
         training=trainings.RecordsIgnored,
         audit={"examinations": 3},
@@ -677,7 +684,6 @@ OF_THE_TRAINING = (
         "accumulate_grad_batches=2 trains on one batch in 2 only",
         training=trainings.Ghost,
         ends="INCONCLUSIVE",
-        warn_only=True,
         remarked=True,
         trainer={"accumulate_grad_batches": 2},
     ),
@@ -690,7 +696,6 @@ OF_THE_TRAINING = (
         "accumulate_grad_batches=2 divides gradients twice",
         training=trainings.Accumulated,
         ends="INCONCLUSIVE",
-        warn_only=True,
         remarked=True,
         trainer={"accumulate_grad_batches": 2},
     ),
@@ -702,7 +707,6 @@ OF_THE_TRAINING = (
         "empty batches were skipped",
         training=trainings.SkipsEmptyBatches,
         ends="INCONCLUSIVE",
-        warn_only=True,
         remarked=True,
     ),
     Fault(
@@ -714,7 +718,6 @@ OF_THE_TRAINING = (
         "gradients are divided by int(records * sample_rate) = 16, and with one record more or "
         "less",
         ends="INCONCLUSIVE",
-        warn_only=True,
         remarked=True,
     ),
     Fault(
@@ -763,7 +766,6 @@ OF_THE_TRAINING = (
         training=trainings.OwnPool,
         audit={"examinations": 1},
         ends="INCONCLUSIVE",
-        warn_only=True,
         remarked=True,
     ),
     Fault(

@@ -14,7 +14,7 @@ import torch
 from opacus import PrivacyEngine
 from opacus.data_loader import DPDataLoader
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
-from opacus.layers import DPLSTM
+from opacus.layers import DPLSTM, DPMultiheadAttention
 from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
@@ -891,11 +891,25 @@ def padded(items: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
 class _Pooled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        self.attention: Any = None
         self.words, self.head = nn.Linear(1, HIDDEN), nn.Linear(HIDDEN, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.head(self.words(x.unsqueeze(-1)).relu().mean(1))
+        words = self.words(x.unsqueeze(-1)).relu()
+        pooled = words.mean(1)
+        if self.attention is not None:
+            words, _ = self.attention(words, words, words, key_padding_mask=x == 0.0)
+            pooled = (words * (x != 0.0).unsqueeze(-1)).sum(1)
+        scores: torch.Tensor = self.head(pooled)
         return scores
+
+
+class PaddedAttention(PaddedTexts):
+    """Padded texts whose padding is masked, with Opacus' attention."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.net.attention = DPMultiheadAttention(HIDDEN, 4, batch_first=True)
 
 
 class NormOfTheFirstBatch(Training):

@@ -157,14 +157,15 @@ LAYOUT_CHANGED = "the set of trained parameters changed"
 NOT_COUNTED = (
     "no accountant counts the steps, so that no epsilon is known; attach an accountant, "
     "optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(sample_rate)), or state "
-    "PrivacyAudit(claim=PrivacyClaim(sample_rate=...))"
+    "claim=PrivacyClaim(sample_rate=...)"
 )
 _NO_EPSILON = "no epsilon is known, because no accountant counts the steps"
 #: First words of a blocker about parameters without a gradient, in steps that count as lost.
 NO_GRADIENT = "no gradient (`p.grad` is None)"
-#: Blocker of a training of which no step was read.
-NO_STEP = (
-    "no step of a private optimizer was observed; DP-SGD by hand takes a line in its step, "
+#: Blocker of a training of which no step was read, and of one without a private optimizer.
+NO_STEP = "no step of a private optimizer was observed"
+NO_OPTIMIZER = (
+    f"{NO_STEP}; DP-SGD by hand takes a line in its step, "
     "grads = lightning_audit.per_sample(grads, module=net)"
 )
 #: Blocker of a report during the training.
@@ -295,7 +296,7 @@ def blockers_of_run(
             NOT_COUNTED
             if settings.claimed_epsilon is None
             else "the sample rate is unknown, so the claimed epsilon cannot be checked; state it "
-            "as PrivacyAudit(claim=PrivacyClaim(sample_rate=...)) or attach an accountant"
+            "as claim=PrivacyClaim(sample_rate=...) or attach an accountant"
         )
     found: dict[str, list[str]] = {}
     for name, known in REGISTRY.items():
@@ -321,8 +322,7 @@ def blockers_of_optimizer(seen: OptimizerSeen | None, resolution: Resolution) ->
         resolution: violations that its steps must be able to detect.
     """
     if seen is None or seen.steps == 0:
-        blockers = seen.pass_blockers if seen else ()
-        return [*blockers, NO_STEP]
+        return [NO_OPTIMIZER] if seen is None else [*seen.pass_blockers, NO_STEP]
     return [*_of_steps(seen, resolution), *_of_canaries(seen, resolution)]
 
 
@@ -388,7 +388,7 @@ def lacking_power(seen: OptimizerSeen, resolution: Resolution) -> Iterator[tuple
                     "with the gradients of the data, which may shrink as the training converges"
                 )
             elif part == "sensitivity" and more > seen.steps:
-                need += ", or a larger PrivacyAudit(resolution=Resolution(sensitivity=...))"
+                need += ", or resolution=Resolution(sensitivity=...) above it"
             text = f"{reached.power:.0%} power against {violation}, {TARGET:.0%} needed: {need}"
             yield part, text
 

@@ -39,7 +39,7 @@ from lightning_audit.report.page import report_page
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.testing import faulty
 from lightning_audit.testing.faulty import HalfNoise
-from lightning_audit.verdict.judge import NO_STEP
+from lightning_audit.verdict.judge import NO_OPTIMIZER
 
 
 @pytest.mark.whole_report
@@ -507,5 +507,5 @@ def test_a_first_step_above_the_claim_is_logged_once(trained):
 def test_a_fit_without_a_step_ends_as_planned(tmp_path, planned):
     trainer_for(tmp_path, PrivacyAudit(seed=1), **planned).fit(PrivateModule())
     report = report_in(tmp_path)
-    assert report.verdict.pass_blockers == (NO_STEP,)
+    assert report.verdict.pass_blockers == (NO_OPTIMIZER,)
     assert (report.steps, report.ended.reason) == (0, "planned")

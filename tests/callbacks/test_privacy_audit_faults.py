@@ -275,11 +275,21 @@ def test_training_without_claimed_noise_never_passes_and_is_told_so(audited):
 
 
 @pytest.mark.filterwarnings("ignore:GDP accounting is experimental")
-def test_gdp_accountant_that_reports_too_little_is_wrong_accounting(accused):
-    report = accused(PrivateModule(accountant="gdp"))
+def test_what_the_gdp_accountant_states_is_no_claim_and_prevents_a_pass(audited):
+    report = audited(PrivateModule(accountant="gdp"), steps=40)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    (told,) = (one for one in report.verdict.pass_blockers if "gdp accountant" in one)
+    assert "PrivacyEngine(accountant='prv')" in told
+    assert "claimed_epsilon" in told
+    assert report.epsilon_spent == pytest.approx(report.claimed_epsilon, rel=0.01)
+
+
+@pytest.mark.filterwarnings("ignore:GDP accounting is experimental")
+def test_a_claim_is_judged_whatever_the_gdp_accountant_states(audited, accused):
+    report = audited(PrivateModule(accountant="gdp"), steps=40, claimed_epsilon=50.0)
+    assert not any("gdp" in one for one in report.verdict.pass_blockers)
+    report = accused(PrivateModule(accountant="gdp"), claimed_epsilon=0.5)
     assert report.verdict.kind == "accounting"
-    assert "gdp accountant says" in report.verdict.summary
-    assert report.epsilon_spent > report.claimed_epsilon
 
 
 # ------------------------------------------------------------------ one root, and what is beside it

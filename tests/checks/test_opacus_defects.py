@@ -5,8 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from counted_steps import report_of
+from opacus.layers import DPMultiheadAttention
 from shown_code import blocks, run
+from torch import nn
 
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.checks.opacus import (
@@ -14,11 +17,18 @@ from lightning_audit.checks.opacus import (
     noise_multiplier_with_count,
     opacus_result,
 )
-from lightning_audit.testing.trainings import AdaptiveClipping
+from lightning_audit.testing.trainings import AdaptiveClipping, PaddedAttention
 
 pytestmark = pytest.mark.training
 
 NAME = "opacus_defects"
+
+
+def of_the_page(name: str):
+    """What a block of docs/opacus.md defines."""
+    page = Path(__file__).parents[2] / "docs" / "opacus.md"
+    (code,) = (block for block in blocks(page, "python") if name in block)
+    return run(code)[name]
 
 
 def blockers(**found) -> str:
@@ -50,6 +60,13 @@ def test_what_is_not_accounted_is_a_violation_with_its_size(found, words):
 def test_what_delta_covers_is_none():
     assert opacus_result(empty="made_up", chance=1e-6, delta=1e-5).status == "ok"
     assert blockers(empty="left_out", chance=1e-6, delta=1e-5) == ""
+
+
+def test_a_bound_by_a_limit_theorem_prevents_a_pass_and_is_said_in_the_message():
+    found = opacus_result(gdp=True)
+    assert found.status == "ok"
+    assert found.message.startswith("Opacus' gdp accountant reports less")
+    assert "accountant='prv'" in blockers(gdp=True)
 
 
 def test_a_small_cost_and_batches_that_may_be_left_out_prevent_a_pass_alone():
@@ -88,8 +105,7 @@ def test_adaptive_clipping_as_opacus_has_it_lacks_a_pass_and_gets_it_when_allowe
 
 
 def test_the_optimizer_of_the_page_adapts_and_is_not_said_to_cost_more(tmp_path):
-    (code,) = blocks(Path(__file__).parents[2] / "docs" / "opacus.md", "python")
-    centered, norms = run(code)["CenteredCount"], []
+    centered, norms = of_the_page("CenteredCount"), []
 
     class Centered(AdaptiveClipping):
         def configure_optimizers(self):
@@ -103,3 +119,38 @@ def test_the_optimizer_of_the_page_adapts_and_is_not_said_to_cost_more(tmp_path)
     report = report_of(tmp_path, training=Centered, steps=4, examinations=0)
     assert not any(NAME in one for one in report.verdict.pass_blockers)
     assert len(set(norms)) == 4
+
+
+class InOrder(PaddedAttention):
+    """As the page says."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        of_the_page("put_in_order")(self.net.attention)
+
+
+def test_attention_that_lets_padding_past_its_mask_is_named(tmp_path):
+    report = report_of(tmp_path, training=PaddedAttention, steps=4, examinations=1)
+    (fault,) = report.verdict.faults
+    assert (fault.finding, fault.name) == ("coupling", "attention_mixes_places")
+    (found,) = (check for check in report.checks if check.status == "violated")
+    assert "`net.attention`" in found.advice
+    assert found.evidence["attention"] == "net.attention"
+
+
+def test_the_hook_of_the_page_puts_the_attention_in_order(tmp_path):
+    report = report_of(tmp_path, training=InOrder, steps=4, examinations=1)
+    assert {check.name: check.status for check in report.checks}["coupling"] == "ok"
+
+
+def test_the_hook_of_the_page_computes_what_torch_does():
+    torch.manual_seed(0)
+    ours, theirs = (
+        DPMultiheadAttention(8, 2, batch_first=True),
+        nn.MultiheadAttention(8, 2, batch_first=True),
+    )
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 5, 8)
+    assert not torch.allclose(ours(x, x, x)[0], theirs(x, x, x)[0], atol=1e-3)
+    of_the_page("put_in_order")(ours)
+    assert torch.allclose(ours(x, x, x)[0], theirs(x, x, x)[0], atol=1e-6)

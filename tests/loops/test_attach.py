@@ -18,6 +18,7 @@ from lightning_audit import (
     PrivacyViolation,
     attach,
 )
+from lightning_audit.run import evaluation
 from lightning_audit.testing.faulty import ClipAfterAverage, HalfNoise
 
 Form = Callable[[Made], None]
@@ -392,3 +393,40 @@ def test_the_page_shows_the_call_of_attach_and_the_line_of_the_step(tmp_path):
     assert report.run.name == "Sequential"
     (place,) = (each for each in report.verdict.root.place.code if "plain_loops" in each.file)
     assert place.source == "optimizer.step()"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_gradient_scaler_is_named_if_it_scales(tmp_path, enabled):
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+
+    def form(training: Made) -> None:
+        for batch in training.loader:
+            training.optimizer.zero_grad()
+            scaler.scale(plain_loops.loss_of(training, batch)).backward()
+            scaler.step(training.optimizer)
+            scaler.update()
+
+    own = torch.amp.GradScaler.step
+    report, raised = audited(tmp_path, made(), form, examinations=0)
+    assert raised is None
+    assert any(note.startswith("a gradient scaler") for note in report.notes) is enabled
+    assert torch.amp.GradScaler.step is own
+
+
+def test_swapped_arguments_are_refused_by_name_at_the_call(tmp_path):
+    training = made()
+    with pytest.raises(ValueError, match=r"^optimizer=<.*DPDataLoader.*must be an optimizer"):
+        attach(training.model, training.loader, training.optimizer, 50.0, report_dir=tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_each_epoch_sends_a_row_and_the_last_one_has_all_metrics(tmp_path, monkeypatch):
+    # As if the first computation had taken long: no other one is due before the end.
+    monkeypatch.setattr(evaluation, "EPOCH_SHARE", 0.0)
+    training, rows = made(), []
+    given = {"log": rows.append, "examinations": 0}
+    with attach(*training.training, 50.0, report_dir=tmp_path, **given) as audit:
+        plain_loops.mnist_form(training, epochs=3)
+    assert [row["audit/step"] for row in rows] == [32.0, 64.0, 96.0]
+    assert ["audit/epsilon_lower" in row for row in rows] == [True, False, True]
+    assert audit.metrics == rows[-1]

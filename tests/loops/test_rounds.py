@@ -57,7 +57,12 @@ def test_an_accountant_that_starts_again_is_named(tmp_path):
     client.fit(1)
     with pytest.raises(PrivacyViolation, match=r"ledger\.accountant") as raised:
         client.fit(2)
-    assert raised.value.report.verdict.root.finding == "ledger.accountant"
+    report = raised.value.report
+    assert report.verdict.root.finding == "ledger.accountant"
+    (found,) = (check for check in report.checks if check.name == "ledger.accountant")
+    assert found.advice.startswith("a new PrivacyEngine has a new accountant")
+    assert "lightning_audit.Rounds(..., continue_accountant=True)" in found.advice
+    assert "continue_accountant=True" in report.verdict.root.look_at
     assert client.last.engine.accountant.history == []  # not mended in silence
 
 
@@ -87,7 +92,7 @@ def test_the_claim_is_that_of_all_rounds(tmp_path):
     assert 32 < raised.value.report.steps < 64
 
 
-def test_an_audit_a_round_is_told_from_the_second_on(tmp_path):
+def test_an_audit_a_round_is_told_from_the_second_on(tmp_path, capsys):
     notes = []
     for number in (1, 2, 3):
         training = made(seed=number)
@@ -96,9 +101,35 @@ def test_an_audit_a_round_is_told_from_the_second_on(tmp_path):
         notes.append([note for note in audit.report.notes if "Rounds" in note])
     assert [len(found) for found in notes] == [0, 1, 1]
     assert notes[2][0].startswith("2 earlier trainings")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "audit them with lightning_audit.Rounds" in shown  # the terminal does not cut it
 
 
 def test_the_state_loads_as_weights_only(tmp_path):
     Client(tmp_path).fit(1)
     state = torch.load(tmp_path / "rounds.pt", weights_only=True)
     assert state["accountant"] == []
+
+
+def one_engine(training: Made, number: int) -> None:
+    """A round whose weights come from a server, with one engine; it evaluates on its records."""
+    weights = {name: one + 1e-3 * number for name, one in training.model.state_dict().items()}
+    training.model.load_state_dict(weights)
+
+
+def test_weights_of_a_server_are_answered_by_the_rounds_that_audit_them(tmp_path):
+    training = made()
+    with attach(*training.training, **GIVEN, report_dir=tmp_path / "loop") as audit:
+        for number in (0, 1):
+            one_engine(training, number)
+            plain_loops.train_accuracy_form(training, epochs=1)
+    (told,) = (one for one in audit.report.verdict.pass_blockers if "fence.weights" in one)
+    assert "lightning_audit.Rounds" in told
+
+    training, rounds = made(), Rounds(tmp_path / "rounds", **GIVEN)
+    for number in (0, 1):
+        one_engine(training, number)
+        with rounds.round(*training.training) as audit:
+            plain_loops.train_accuracy_form(training, epochs=1)
+    assert audit.report.verdict.outcome == "PASS"
+    assert audit.report.steps == 64

@@ -437,6 +437,14 @@ class ReadsOthers(Trained):
         return super().training_step((0.8 * x + 0.2 * self.dataset.x[: len(x)], y), batch_idx)
 
 
+class NotFinite(Trained):
+    """Records that are not in the first batch are no numbers."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        x = self.dataset.x
+        x[~(x[:, None] == batch[0]).all(-1).any(1)] = float("nan")
+
+
 class BySize(Trained):
     batches = SizeBatches
 
@@ -548,6 +556,12 @@ def test_records_that_do_not_meet_are_innocent(name):
     assert not answer.findings
     assert answer.before == answer.reason == ""
     assert answer.shared == 1
+
+
+def test_records_that_are_no_numbers_are_no_records_of_other_batches():
+    answer = asked(NotFinite(Held()))
+    assert answer.asked
+    assert not answer.findings
 
 
 SHARED: dict[str, tuple[Callable[[], Dataset], int]] = {

@@ -42,7 +42,7 @@ def fit(folder, data, state=None, *, steps=3, module=PrivateModule, **claim):
 
 
 def noted(report):
-    return [note for note in report.notes if "earlier fit" in note]
+    return [note for note in report.notes if "earlier training" in note]
 
 
 def status(report, name="accounting"):

@@ -1,5 +1,8 @@
 """The selftest's trainings in a plain loop, as Lightning runs them."""
 
+import dataclasses
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +14,31 @@ from torch import nn
 from lightning_audit import AuditReport, PrivacyViolation, attach
 from lightning_audit.testing.fault import Fault
 from lightning_audit.testing.runs import train
+
+#: Words that only users of Lightning know.
+OF_LIGHTNING = re.compile(
+    r"Lightning|Trainer|training_step|configure_optimizers|manual_backward|self\.\w|"
+    r"\b(a|an|this|earlier) fits?\b|PrivacyAudit\b|train_dataloader|"
+    r"automatic_optimization|ckpt_path|devices="
+)
+
+
+def sentences(value: Any) -> Iterator[str]:
+    """Yield all texts of a report but those of the environment."""
+    if isinstance(value, str):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            if field.name not in ("environment", "code"):
+                yield from sentences(getattr(value, field.name))
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from sentences(one)
+
+
+def of_lightning(report: AuditReport) -> list[str]:
+    """Return the sentences of a report that only users of Lightning understand."""
+    return [text for text in sentences(report) if OF_LIGHTNING.search(text)]
 
 
 class Plain(nn.Module):

@@ -453,7 +453,7 @@ def test_what_is_missing_stands_in_the_way_of_a_pass_and_of_no_violation():
     assert verdict_of(simulate(3, noise=0.01), pass_blockers=["all"]).outcome == "VIOLATION"
     verdict = judging.judge([], None, None, judging.Resolution())
     assert verdict.outcome == "INCONCLUSIVE"
-    assert verdict.pass_blockers == (judging.NO_STEP,)
+    assert verdict.pass_blockers == (judging.NO_OPTIMIZER,)
 
 
 def test_what_small_noise_makes_small_follows_from_it_and_is_no_further_finding():

@@ -98,6 +98,7 @@ class Private(Base):
     clip: ClassVar[Any] = 1.0
     rate: ClassVar[float] = 0.1
     engine: ClassVar[dict[str, Any]] = {}
+    accountant: ClassVar[str] = "prv"
     private: ClassVar[type[DPOptimizer] | None] = None
     collate: ClassVar[Any] = None
 
@@ -114,7 +115,7 @@ class Private(Base):
         return torch.optim.SGD(params, lr=self.rate)
 
     def configure_optimizers(self) -> Any:
-        self.net, optimizer, _ = PrivacyEngine().make_private(
+        self.net, optimizer, _ = PrivacyEngine(accountant=self.accountant).make_private(
             module=self.net,
             optimizer=self.inner(p for p in self.net.parameters() if p.requires_grad),
             data_loader=self.loader(),
