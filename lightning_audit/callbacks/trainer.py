@@ -404,6 +404,9 @@ class LightningStep:
         own: the audit's callback, which is not called.
     """
 
+    #: See `UserStep.sure`.
+    sure = True
+
     def __init__(self, trainer: Any, module: Any, own: Any) -> None:
         self._trainer, self._module = trainer, module
         self._silent = [
@@ -420,6 +423,9 @@ class LightningStep:
         """Note the number of the batch that begins."""
         self._first = self._trainer.fit_loop.epoch_loop.batch_idx
         return True
+
+    def proved(self) -> None:
+        """Its step needs no proof."""
 
     @property
     def module(self) -> Any:

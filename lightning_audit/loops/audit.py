@@ -330,7 +330,7 @@ class Audit:
                 if not self._run.optimizers.steps:
                     raise UnauditableTraining(_AHEAD)
                 self._run.skipped()  # the loop left the batch out
-            self._end_batch(users_frame())
+            self._end_batch()
 
     @_guarded(_batch_as_it_is)
     def fetched(self, batch: Any, count: PassCount | None = None) -> Any:
@@ -355,9 +355,8 @@ class Audit:
             self._ahead.append(self._held)
         self._forget_batch()
         self._batch, self._held = batch, held
-        self._user.fetched(frame := users_frame())
-        with self._user.between(frame):
-            run.examinations.keep_before(run.optimizers.steps)
+        self._user.fetched(users_frame())
+        run.examinations.keep_before(run.optimizers.steps)
         if not self._by_input:
             return batch
         self._begin_batch(run)
@@ -414,7 +413,7 @@ class Audit:
             if held.among(args):
                 passed = [self._ahead.popleft() for _ in range(place + 1)]
                 if self._begun:
-                    self._end_batch(None)
+                    self._end_batch()
                 self._batch, self._held = held.batch(), held
                 return sum(one.count is held.count for one in passed) - 1
         if waits:
@@ -459,14 +458,13 @@ class Audit:
         if (run := self._run) is not None and self._looks:
             self._begin_batch(run)
 
-    def _end_batch(self, frame: Any) -> None:
+    def _end_batch(self) -> None:
         run, batch = self._run, self._batch
         self._note_reads(now=False)
         self._forget_batch()
         if run is None:
             return
-        with self._user.between(frame):
-            run.end_batch(batch)
+        run.end_batch(batch)
         if self._ends_with_batch and all(one.count is not self._held.count for one in self._ahead):
             self._end_epoch()
         self._stopping.look()
@@ -490,6 +488,8 @@ class Audit:
     def _before_forward(self, module: torch.nn.Module, args: Any) -> None:
         """Begin the batch that was fetched; without a loader, one of its own."""
         run = self._run
+        if self._looks:
+            self._user.trains()
         if run is None or not self._looks or peek_interpreter_stack() is not None:
             return  # under vmap the batch begins with `per_sample`
         self._outer, self._forward_ran, self._thread = module, True, threading.get_ident()
@@ -506,10 +506,10 @@ class Audit:
             )  # an earlier batch may have initialized weights
         if unsure:
             if self._begun:
-                self._end_batch(None)
+                self._end_batch()
             self._ahead.clear()
         if not self._fetches and self._stepped:
-            self._end_batch(None)
+            self._end_batch()
         if self._batch is not None or not self._fetches:
             run = self._with_autocast(run)
             self._batch = self._user.given(self._batch)
@@ -694,7 +694,7 @@ class Audit:
     def _hold(self, batch: Any) -> None:
         if self._looks and not (self._begun and not self._stepped):
             if self._begun:
-                self._end_batch(None)
+                self._end_batch()
             self._batch = batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -724,7 +724,7 @@ class Audit:
         """
         if self._looks:
             if self._begun:
-                self._end_batch(users_frame())
+                self._end_batch()
             if epoch and self._in_epoch:
                 self._end_epoch(due=True)
                 self._raise_if_told()

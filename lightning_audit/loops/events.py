@@ -28,14 +28,14 @@ _LIBRARIES = {*sys.stdlib_module_names, "torch", "opacus", "tqdm", "lightning_au
 _TRAININGS = "lightning_audit.testing"
 
 
-def users_frame() -> Any:
-    """Return the innermost frame of the user's code; None if there is none."""
-    frame = sys._getframe(1)
+def users_frame(frame: Any = None) -> Any:
+    """Return the innermost frame of the user's code, or from a frame on; None if there is none."""
+    frame = sys._getframe(1) if frame is None else frame
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name.startswith(_TRAININGS) or name.partition(".")[0] not in _LIBRARIES:
             return frame
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

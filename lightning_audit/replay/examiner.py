@@ -85,6 +85,10 @@ NOT_REPEATED = (
     "the step, repeated from the same state, gives other bits: it keeps state that a replay cannot "
     "restore, draws random numbers that cannot be seeded, or is not deterministic"
 )
+OTHER_STEP = (
+    "with the same batch and random numbers it gives other weights: what the loop iterates may "
+    "change the batches, or random numbers that no state repeats"
+)
 _UNSTEADY = "the step is not deterministic: {lacking}"
 _RANDOM_NORM = "the clipping norm of a step depends on random numbers"
 _OTHER_SEED = 9_115_027
@@ -475,6 +479,13 @@ class UserStep(Protocol):
         """Return why no step can be run again, or empty."""
 
     @property
+    def sure(self) -> bool:
+        """Whether what is run again surely is the step; else it must give the same weights."""
+
+    def proved(self) -> None:
+        """Note that it gave the same weights."""
+
+    @property
     def whole(self) -> bool:
         """Whether the replays of a step run all of it, also what follows the update."""
 
@@ -732,6 +743,10 @@ def _answered(
         starts_before=order.before is not None,
         forked=order.forked,
     )
+    if not user.sure:
+        if order.before is None or not replay.repeats(taken):
+            return _none(names, OTHER_STEP)
+        user.proved()
     low = user.precision not in _FULL_PRECISION
     asked = Asked(
         *(replay, taken.batches, order.seed, low),

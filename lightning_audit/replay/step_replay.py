@@ -272,11 +272,13 @@ class TakenStep:
         batches: its physical batches, as they were before the step.
         calls: for each call of the optimizer's step, whether it was skipped.
         seconds: from the first batch to the end of the optimizer's step.
+        weights: the trained tensors after it; empty if they are not kept.
     """
 
     batches: list[Any] = field(default_factory=list)
     calls: list[bool] = field(default_factory=list)
     seconds: float = 0.0
+    weights: list[torch.Tensor] = field(default_factory=list)
 
     @property
     def skips(self) -> list[bool]:
@@ -293,10 +295,11 @@ class StepWatch:
 
     Args:
         step: the adapter of the private optimizer.
+        keeps: whether to keep the weights that the step gives.
     """
 
-    def __init__(self, step: DPSGDStep) -> None:
-        self._taken = TakenStep()
+    def __init__(self, step: DPSGDStep, *, keeps: bool = False) -> None:
+        self._taken, self._kept = TakenStep(), step.params if keeps else []
         self._stepped = False
         self._begun = time.perf_counter()
         self._hooks = Handles()
@@ -324,6 +327,7 @@ class StepWatch:
     def _note_step(self, *_: Any) -> None:
         self._stepped = True
         self._taken.seconds = time.perf_counter() - self._begun
+        self._taken.weights = [p.detach().clone() for p in self._kept]
 
 
 def copied(batch: Any) -> Any:
@@ -417,6 +421,8 @@ _COUNTS = ("unclipped_num", "sample_size")
 
 #: Step times that limited replays may take, and seconds in which they are not counted.
 _STEP_TIMES, _SOON = 80.0, 2.0
+#: Largest part of an update that rounding changes, canaries taken out of it.
+_ROUNDING = 1e-3
 #: Releases that are multiples of another: least number, distance of the cosine from one at most,
 #: and of the factor at least.
 _MULTIPLES, _LINE, _CHANGED = 4, 1e-6, 0.01
@@ -502,6 +508,28 @@ class StepReplay:
         return self._cached(
             1, batches, seed, lambda: self.run(batches, seed, released=usual, then=batches)
         )
+
+    def repeats(self, taken: TakenStep) -> bool:
+        """Return whether the step, with the random numbers that it drew, gives its weights."""
+        watch, again = StepWatch(self._step, keeps=True), None
+        try:
+            self.state.numbers.put_back()
+            self._take_first(taken.batches, None, alone=False)
+            again = watch.end_batch()
+        except Exception as error:
+            if raised_in_audit(error) and not isinstance(error, ReachesOut | NotImplementedError):
+                raise
+        finally:
+            watch.remove()
+            self.state.put_back()
+        if again is None or not taken.weights:
+            return False
+        pairs = zip(taken.weights, again.weights, self._step.params, strict=True)
+        far, moved = 0.0, 0.0
+        for one, other, before in pairs:
+            far += float((one - other).double().square().sum())
+            moved += float((one - before.detach()).double().square().sum())
+        return far <= _ROUNDING**2 * moved
 
     def known(self, batches: Sequence[Any], seed: int) -> Replay | None:
         """Return what `usual` would; None if that was not replayed yet."""

@@ -109,7 +109,7 @@ class Examinations:
                 return
             if self._before is None:
                 self.keep_before(steps)
-            self.watch = StepWatch(session.step)
+            self.watch = StepWatch(session.step, keeps=not self._user.sure)  # type: ignore[union-attr]
         if self.watch is not None:
             self.watch.start_batch(batch)
 

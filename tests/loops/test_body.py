@@ -31,7 +31,10 @@ class Asks:
     def __next__(self) -> Any:
         frame = sys._getframe(1)
         self.frames.append(frame)
-        self.bodies.append(LoopBody.of(frame))
+        try:
+            self.bodies.append(LoopBody.of(frame))
+        except LookupError:
+            self.bodies.append(None)
         if self.between is not None and len(self.frames) == 3:
             self.between()
         return next(self.rest)
@@ -46,11 +49,11 @@ class Model:
         self.seen.append(given)
 
 
-def ran(loader: Asks, model: Model, batch: Any, back: int = 0) -> list[Any]:
+def ran(loader: Asks, model: Model, batch: Any) -> list[Any]:
     """What a run of the last body on a batch does, between two passes."""
     before = len(model.seen), len(model.after)
     held, rest = dict(loader.frames[-1].f_locals), Rest()
-    loader.bodies[-1].run(loader.frames[-1], held, batch, rest, back)
+    loader.bodies[-1].run(loader.frames[-1], held, batch, rest)
     assert len(model.after) == before[1]  # what follows the step is left out without a fork
     return model.seen[before[0] :]
 
