@@ -489,7 +489,7 @@ class Audit:
         """Begin the batch that was fetched; without a loader, one of its own."""
         run = self._run
         if self._looks:
-            self._user.trains()
+            self._user.trains(late=bool(self._ahead))
         if run is None or not self._looks or peek_interpreter_stack() is not None:
             return  # under vmap the batch begins with `per_sample`
         self._outer, self._forward_ran, self._thread = module, True, threading.get_ident()

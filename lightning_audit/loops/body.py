@@ -37,13 +37,13 @@ from lightning_audit.replay.examiner import CANNOT_REPLAY, NO_STEP, NOT_REPEATED
 
 #: Functions that pass the batches of their first argument on, one by one; that count.
 _PASS_ON = {"tqdm", "trange", "progress_bar", "iter", "islice", "auto", "batches", "enumerate"}
-_COUNT = {"range", "count", "repeat"}
+_COUNT, _ASK = {"range", "count", "repeat"}, {"next", "__next__"}
 _OF_A_STEP = {"step", "zero_grad", "backward"}
 #: Seconds after which a statement after the step counts as stalled; seconds, and multiple of the
 #: time up to the step, that it may take again in each replay.
 _STALLED, _SHORT, _LONG = 1.0, 0.05, 2.0
 #: What a function made of a body would do otherwise than the body.
-_UNLIKE = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.Global, ast.Nonlocal)
+_UNLIKE = (ast.YieldFrom, ast.AsyncFor, ast.AsyncWith, ast.Global, ast.Nonlocal)
 _COMPREHENSION = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -65,9 +65,9 @@ class LoopBody:
     def __init__(
         self, loop: ast.For | ast.While, binds: str, others: set[str], *, sure: bool
     ) -> None:
-        self._body, self._binds = loop.body, binds
+        self._body, self._binds = [_Here().visit(part) for part in loop.body], binds
         self.others, self.sure = others, sure
-        parts = [*loop.body, ast.parse(binds)]
+        parts = [*self._body, ast.parse(binds)]
         nodes = [node for part in parts for node in ast.walk(part)]
         self._names = {n.id for n in nodes if isinstance(n, ast.Name)} | others
         self._functions: dict[tuple[str, ...], Any] = {}
@@ -84,14 +84,14 @@ class LoopBody:
         Raises:
             LookupError: the frame is in no loop, or its source is unknown.
         """
-        loop, call = _loop_at(frame)
+        helps = any(not is_generator(code) for code in passed)
+        loop, call = _loop_at(frame, helps=helps)
         if any(isinstance(node, _UNLIKE) for part in loop.body for node in ast.walk(part)):
             return None
         values = _Values(frame, loader)
         if call is not None:
-            helps = any(not is_generator(code) for code in passed)
             return _that_asks(loop, call, values, helps=helps, passed=bool(passed))
-        assert isinstance(loop, ast.For)
+        assert isinstance(loop, ast.For | ast.AsyncFor)
         target, binds = _bound_by(loop.target, loop.iter, values)
         if target is None:
             return None
@@ -119,7 +119,7 @@ class LoopBody:
             self._functions[names] = self._made(names, frame)
         rest.start()
         bound: dict[str, Any] = {}
-        self._functions[names](*(held[n] for n in names), batch, rest, bound.update)
+        self._functions[names](*(held[n] for n in names), batch, rest, bound.update, _waited)
         return {
             name: value
             for name, value in bound.items()
@@ -138,12 +138,32 @@ class LoopBody:
             parts += f"\nif __rest.begins({number}):\n    try:\n{after}\n"
             parts += "    except BaseException as __error:\n        __rest.fails(__error)\n"
             parts += "    finally:\n        __rest.ends()"
-        listed = ", ".join((*names, "__batch", "__rest", "__bind"))
+        listed = ", ".join((*names, "__batch", "__rest", "__bind", "__waited"))
         text = f"def __body({listed}):\n    try:\n     for __once in (None,):\n"
         made: dict[str, Any] = {}
         source = text + textwrap.indent(parts, " " * 8) + "\n    finally:\n     __bind(locals())\n"
         exec(compile(source, frame.f_code.co_filename, "exec"), frame.f_globals, made)
         return made["__body"]
+
+
+class _Here(ast.NodeTransformer):
+    """Keeps what a pass yields, and waits for what it awaits: no one else takes its turn."""
+
+    def visit_Yield(self, node: ast.Yield) -> ast.AST:
+        return self.visit(node.value or ast.Constant(None))
+
+    def visit_Await(self, node: ast.Await) -> ast.AST:
+        return ast.Call(ast.Name("__waited", ast.Load()), [self.visit(node.value)], [])
+
+
+def _waited(awaited: Any) -> Any:
+    """Return what an awaitable gives, which is not put off."""
+    waits = awaited.__await__()
+    while True:
+        try:
+            next(waits)
+        except StopIteration as ended:
+            return ended.value
 
 
 class _Values:
@@ -213,7 +233,7 @@ def _holds(node: Any, other: Any) -> bool:
     return (first, begin) <= (line, left) and (until, right) <= (last, end)
 
 
-def _loop_at(frame: Any) -> tuple[ast.For | ast.While, ast.Call | None]:
+def _loop_at(frame: Any, *, helps: bool) -> tuple[ast.For | ast.While, ast.Call | None]:
     """Return the innermost loop that a frame is in, and the call in it that gets its batch.
 
     The call is None if the head of the loop gets the batch. A comprehension is a loop too, and so
@@ -222,21 +242,22 @@ def _loop_at(frame: Any) -> tuple[ast.For | ast.While, ast.Call | None]:
     Raises:
         LookupError: there is none, or no source.
     """
-    code, found = frame.f_code, list[Any]()
+    code, found, heads = frame.f_code, list[Any](), (ast.For, ast.AsyncFor, *_COMPREHENSION)
     place = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
     nodes = [n for n in ast.walk(_source_of(code)) if getattr(n, "lineno", 0) >= _first(code)]
-    if code.co_code[frame.f_lasti] == dis.opmap["FOR_ITER"]:
-        for node in nodes:
-            if isinstance(node, (ast.For, *_COMPREHENSION)):
-                loop = _as_loop(node)
-                if place in (_place(node), _place(loop.iter)):
-                    found.append((loop, None))
+    at, codes = frame.f_lasti, code.co_code
+    while not codes[at]:  # a cache behind the instruction
+        at -= 2
+    if "CALL" not in dis.opname[codes[at]]:  # Python 3.11 has two of a call
+        loops = [(node, _as_loop(node)) for node in nodes if isinstance(node, heads)]
+        found = [(at, None) for node, at in loops if place in (_place(node), _place(at.iter))]
     else:
         call = next((n for n in nodes if isinstance(n, ast.Call) and _place(n) == place), None)
         for node in nodes if call is not None else ():
+            in_head = isinstance(node, ast.For) and _holds(node.iter, call)
             asks = isinstance(node, ast.For | ast.While) and _holds(node, call)
-            if asks and not (isinstance(node, ast.For) and _holds(node.iter, call)):
-                found.append((node, call))
+            if asks and not (in_head and (helps or _called(call) in _ASK)):
+                found.append((node, None if in_head else call))
             if _called(node) == "map" and _holds(call, node):
                 found.append((_as_loop(node), None))
     if not found:
@@ -277,7 +298,7 @@ def _bound_by(
         if not isinstance(target, ast.Tuple) or (name == "zip" and len(places) != 1):
             return None, ""
         return _bound_by(target.elts[1 if name == "enumerate" else at], args[at], values)
-    given = f"{ast.unparse(args[0])}(__batch)" if name == "map" and len(args) == 2 else "__batch"
+    given = f"({ast.unparse(args[0])})(__batch)" if name == "map" and len(args) == 2 else "__batch"
     return target, f"{ast.unparse(target)} = {given}"
 
 
@@ -292,7 +313,7 @@ class _Gives(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if _asked(node) == self._asked:
             return ast.Name("__batch", ast.Load())
-        self.others |= _called(node) in ("next", "__next__")
+        self.others |= _called(node) in _ASK
         return self.generic_visit(node)
 
 
@@ -305,7 +326,7 @@ def _that_asks(
     loop: ast.For | ast.While, call: ast.Call, values: _Values, *, helps: bool, passed: bool
 ) -> LoopBody | None:
     """Return a loop whose body calls what gets its batch; None if unsure."""
-    if not helps and _called(call) not in ("next", "__next__"):
+    if not helps and _called(call) not in _ASK:
         return None  # perhaps several batches
     binds, early = "", False
     for node in ast.walk(loop):
@@ -481,7 +502,8 @@ class LoopStep:
         # its batch, and those of them that train; whether the step on it has not begun.
         self._runs_in: tuple[int, CodeType, int] | None = None
         self._passed, self._train = list[CodeType](), set[CodeType]()
-        self._waits, self._where = False, ""
+        self._waits = self._late = False
+        self._where = ""
         # What each of the last passes bound before its batch.
         self._others = deque[dict[str, Any]](maxlen=_PASSES)
         # Runs what follows a step; names that the passes of the present replay bound, which are
@@ -524,9 +546,13 @@ class LoopStep:
                 self._bodies[key] = ""
         return self._bodies[key]
 
-    def trains(self) -> None:
-        """Look where the first forward pass on a batch runs, and what its loop has bound."""
-        frame: Any = sys._getframe(1)
+    def trains(self, *, late: bool) -> None:
+        """Look where the first forward pass on a batch runs, and what its loop has bound.
+
+        Args:
+            late: whether another batch was fetched before.
+        """
+        self._late, frame = late, sys._getframe(1)
         while self._waits and frame is not None:
             if (runs := self._runs_in) is not None and runs[:2] == (id(frame), frame.f_code):
                 break
@@ -551,7 +577,8 @@ class LoopStep:
     @property
     def sure(self) -> bool:
         """Whether what is run again surely is the step."""
-        return self.function is not None or self._body is None or self._body.sure
+        surely = self._body is None or (self._body.sure and not self._late)
+        return self.function is not None or surely
 
     def proved(self) -> None:
         """Note that the step, run again, gave the weights that it gave."""

@@ -86,8 +86,8 @@ NOT_REPEATED = (
     "restore, draws random numbers that cannot be seeded, or is not deterministic"
 )
 OTHER_STEP = (
-    "with the same batch and random numbers it gives other weights: what the loop iterates may "
-    "change the batches, or random numbers that no state repeats"
+    "with the same batch and random numbers, it does not give the same weights: what the loop "
+    "iterates may change the batches, or train on earlier ones"
 )
 _UNSTEADY = "the step is not deterministic: {lacking}"
 _RANDOM_NORM = "the clipping norm of a step depends on random numbers"
@@ -600,7 +600,8 @@ class Examined:
     @property
     def asked_again(self) -> tuple[str, ...]:
         """Names of the questions that replays from the state after the step may answer."""
-        if self.waits or self.ends:
+        other = any(answer.reason == OTHER_STEP for answer in self.answers.values())
+        if self.waits or self.ends or other:
             return ()
         if len(self.unanswered) == len(self.answers):
             return self.unanswered
@@ -743,7 +744,7 @@ def _answered(
         starts_before=order.before is not None,
         forked=order.forked,
     )
-    if not user.sure:
+    if not user.sure and max(map(rows, taken.batches), default=0) >= LEAST_RECORDS:
         if order.before is None or not replay.repeats(taken):
             return _none(names, OTHER_STEP)
         user.proved()

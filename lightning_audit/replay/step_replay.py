@@ -421,8 +421,8 @@ _COUNTS = ("unclipped_num", "sample_size")
 
 #: Step times that limited replays may take, and seconds in which they are not counted.
 _STEP_TIMES, _SOON = 80.0, 2.0
-#: Largest part of an update that rounding changes, canaries taken out of it.
-_ROUNDING = 1e-3
+#: Largest part of an update that rounding changes, as where canaries are taken out.
+_ROUNDING = 1e-4
 #: Releases that are multiples of another: least number, distance of the cosine from one at most,
 #: and of the factor at least.
 _MULTIPLES, _LINE, _CHANGED = 4, 1e-6, 0.01
@@ -510,11 +510,20 @@ class StepReplay:
         )
 
     def repeats(self, taken: TakenStep) -> bool:
-        """Return whether the step, with the random numbers that it drew, gives its weights."""
+        """Return whether the step gives its weights again, and on half of the records others.
+
+        It is run with the random numbers that it drew; else what is run again is another step.
+        """
+        count = max(map(rows, taken.batches), default=0)
+        halves = [_of_size(batch, min(rows(batch), count // 2)) for batch in taken.batches]
+        return self._far(taken, taken.batches) <= _ROUNDING < self._far(taken, halves)
+
+    def _far(self, taken: TakenStep, batches: Sequence[Any]) -> float:
+        """Return how far a step ends from the taken one, over what that moved; NaN if unknown."""
         watch, again = StepWatch(self._step, keeps=True), None
         try:
             self.state.numbers.put_back()
-            self._take_first(taken.batches, None, alone=False)
+            self._take_first(batches, None, alone=False)
             again = watch.end_batch()
         except Exception as error:
             if raised_in_audit(error) and not isinstance(error, ReachesOut | NotImplementedError):
@@ -523,13 +532,11 @@ class StepReplay:
             watch.remove()
             self.state.put_back()
         if again is None or not taken.weights:
-            return False
-        pairs = zip(taken.weights, again.weights, self._step.params, strict=True)
-        far, moved = 0.0, 0.0
-        for one, other, before in pairs:
-            far += float((one - other).double().square().sum())
-            moved += float((one - before.detach()).double().square().sum())
-        return far <= _ROUNDING**2 * moved
+            return math.nan
+        ends = zip(taken.weights, again.weights, self._step.params, strict=True)
+        parts = [((one - two).norm(), (one - p.detach()).norm()) for one, two, p in ends]
+        far, moved = (math.hypot(*map(float, each)) for each in zip(*parts, strict=True))
+        return far / moved if moved else math.nan
 
     def known(self, batches: Sequence[Any], seed: int) -> Replay | None:
         """Return what `usual` would; None if that was not replayed yet."""
