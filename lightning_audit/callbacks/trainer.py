@@ -424,9 +424,6 @@ class LightningStep:
         self._first = self._trainer.fit_loop.epoch_loop.batch_idx
         return True
 
-    def proved(self) -> None:
-        """Its step needs no proof."""
-
     @property
     def module(self) -> Any:
         """The user's module."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import copy
 import dis
 import inspect
 import io
@@ -21,7 +20,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
@@ -35,15 +33,15 @@ from lightning_audit.replay.examiner import CANNOT_REPLAY, NO_STEP, NOT_REPEATED
 
 # --- The body of a loop as a function, made from its source.
 
-#: Functions that pass the batches of their first argument on, one by one; that count.
-_PASS_ON = {"tqdm", "trange", "progress_bar", "iter", "islice", "auto", "batches", "enumerate"}
+#: Functions that pass the batches of their first argument on, one by one; that count; that ask.
+_PASS_ON = {"tqdm", "iter", "islice", "batches", "enumerate"}
 _COUNT, _ASK = {"range", "count", "repeat"}, {"next", "__next__"}
 _OF_A_STEP = {"step", "zero_grad", "backward"}
 #: Seconds after which a statement after the step counts as stalled; seconds, and multiple of the
 #: time up to the step, that it may take again in each replay.
 _STALLED, _SHORT, _LONG = 1.0, 0.05, 2.0
 #: What a function made of a body would do otherwise than the body.
-_UNLIKE = (ast.YieldFrom, ast.AsyncFor, ast.AsyncWith, ast.Global, ast.Nonlocal)
+_UNLIKE = {ast.YieldFrom, ast.AsyncFor, ast.AsyncWith, ast.Global, ast.Nonlocal}
 _COMPREHENSION = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -62,14 +60,11 @@ class LoopBody:
             run again must first give the weights that it gave.
     """
 
-    def __init__(
-        self, loop: ast.For | ast.While, binds: str, others: set[str], *, sure: bool
-    ) -> None:
-        self._body, self._binds = [_Here().visit(part) for part in loop.body], binds
-        self.others, self.sure = others, sure
-        parts = [*self._body, ast.parse(binds)]
-        nodes = [node for part in parts for node in ast.walk(part)]
+    def __init__(self, loop: Any, binds: str, others: set[str], *, sure: bool) -> None:
+        self._body, self._binds, self._others, self.sure = loop.body, binds, others, sure
+        nodes = [node for part in (*loop.body, ast.parse(binds)) for node in ast.walk(part)]
         self._names = {n.id for n in nodes if isinstance(n, ast.Name)} | others
+        self._head = "async def" if any(isinstance(n, ast.Await) for n in nodes) else "def"
         self._functions: dict[tuple[str, ...], Any] = {}
 
     @classmethod
@@ -80,23 +75,27 @@ class LoopBody:
             frame: in which the loop runs.
             loader: of the batches.
             passed: the user's functions that the frame called to get its batch, and generators.
-
-        Raises:
-            LookupError: the frame is in no loop, or its source is unknown.
         """
-        helps = any(not is_generator(code) for code in passed)
+        values, helps = _Values(frame, loader), not all(map(is_generator, passed))
         loop, call = _loop_at(frame, helps=helps)
-        if any(isinstance(node, _UNLIKE) for part in loop.body for node in ast.walk(part)):
+        nodes = [node for part in getattr(loop, "body", ()) for node in ast.walk(part)]
+        kinds = {*map(type, nodes)}
+        if loop is None or kinds & _UNLIKE or {ast.Await, ast.Yield} <= kinds:
             return None
-        values = _Values(frame, loader)
-        if call is not None:
-            return _that_asks(loop, call, values, helps=helps, passed=bool(passed))
-        assert isinstance(loop, ast.For | ast.AsyncFor)
-        target, binds = _bound_by(loop.target, loop.iter, values)
-        if target is None:
-            return None
-        others = _names_in(loop.target) - _names_in(target)
-        sure = not passed and values.passes_on(loop.iter)
+        others = _names_in(loop.target) if hasattr(loop, "target") else set[str]()
+        if call is None:
+            target, binds = _bound_by(loop.target, loop.iter, values)
+            if target is None:
+                return None
+            sure = not passed and values.passes_on(loop.iter)
+            return cls(loop, binds, others - _names_in(target), sure=sure)
+        calls = [n for n in nodes if isinstance(n, ast.Call)]
+        asked, binds = _asked(call), _bound_to(call, loop)
+        if {_asked(n) for n in calls if _called(n) in _ASK} - {asked}:
+            return None  # another iterator is asked too
+        sure = not passed and values.passes_on((call.args or [call])[0])
+        for one in [n for n in calls if _asked(n) == asked]:
+            one.func, one.args, one.keywords = ast.Name("__given", ast.Load()), [], []
         return cls(loop, binds, others, sure=sure)
 
     def roots(self, frame: Any) -> list[object]:
@@ -105,7 +104,9 @@ class LoopBody:
         used = [held[name] for name in sorted(self._names.intersection(held))]
         return [one for one in used if not hasattr(one, "__next__")]
 
-    def run(self, frame: Any, held: dict[str, Any], batch: Any, rest: Rest) -> dict[str, Any]:
+    def run(
+        self, frame: Any, held: dict[str, Any], batch: Any, rest: Rest, back: int = 0
+    ) -> dict[str, Any]:
         """Run the body once, and return the names that it bound.
 
         Args:
@@ -113,13 +114,19 @@ class LoopBody:
             held: the names of the frame, before the pass or now.
             batch: of this pass.
             rest: runs what follows the step.
+            back: number of passes of the same step that follow, for a counter in the loop.
         """
+        now = {name: frame.f_locals[name] for name in self._others.intersection(frame.f_locals)}
+        held = held | {n: v - back if isinstance(v, int) else v for n, v in now.items()}
         names = tuple(sorted(n for n in held if n.isidentifier()))
         if names not in self._functions:
             self._functions[names] = self._made(names, frame)
         rest.start()
         bound: dict[str, Any] = {}
-        self._functions[names](*(held[n] for n in names), batch, rest, bound.update, _waited)
+        pass_ = self._functions[names](*(held[n] for n in names), batch, rest, bound.update)
+        with contextlib.suppress(StopIteration):
+            while pass_ is not None:  # it yields, or awaits what takes its turn elsewhere
+                pass_.send(None)
         return {
             name: value
             for name, value in bound.items()
@@ -138,69 +145,40 @@ class LoopBody:
             parts += f"\nif __rest.begins({number}):\n    try:\n{after}\n"
             parts += "    except BaseException as __error:\n        __rest.fails(__error)\n"
             parts += "    finally:\n        __rest.ends()"
-        listed = ", ".join((*names, "__batch", "__rest", "__bind", "__waited"))
-        text = f"def __body({listed}):\n    try:\n     for __once in (None,):\n"
+        listed = ", ".join((*names, "__batch", "__rest", "__bind"))
+        text = f"{self._head} __body({listed}):\n    __given = lambda: __batch\n    try:\n"
         made: dict[str, Any] = {}
-        source = text + textwrap.indent(parts, " " * 8) + "\n    finally:\n     __bind(locals())\n"
+        source = f"{text}     for __once in (None,):\n" + textwrap.indent(parts, " " * 8)
+        source += "\n    finally:\n     __bind(locals())\n"
         exec(compile(source, frame.f_code.co_filename, "exec"), frame.f_globals, made)
         return made["__body"]
-
-
-class _Here(ast.NodeTransformer):
-    """Keeps what a pass yields, and waits for what it awaits: no one else takes its turn."""
-
-    def visit_Yield(self, node: ast.Yield) -> ast.AST:
-        return self.visit(node.value or ast.Constant(None))
-
-    def visit_Await(self, node: ast.Await) -> ast.AST:
-        return ast.Call(ast.Name("__waited", ast.Load()), [self.visit(node.value)], [])
-
-
-def _waited(awaited: Any) -> Any:
-    """Return what an awaitable gives, which is not put off."""
-    waits = awaited.__await__()
-    while True:
-        try:
-            next(waits)
-        except StopIteration as ended:
-            return ended.value
 
 
 class _Values:
     """What the names of a frame stand for, of which some are the loader."""
 
     def __init__(self, frame: Any, loader: Any) -> None:
-        self._frame, self._loader = frame, loader
+        self._frame, self._drawn = frame, drawn_by(loader)
 
     def of(self, node: ast.AST) -> Any:
         """Return the value of a name or an attribute; None if it is unknown."""
-        if not isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
-            return None
-        code = compile(ast.Expression(node), "<name>", "eval")
-        with contextlib.suppress(Exception):  # the user's, such as a property's
-            return eval(code, self._frame.f_globals, dict(self._frame.f_locals))
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+            with contextlib.suppress(Exception):  # the user's, such as a property's
+                return eval(ast.unparse(node), self._frame.f_globals, {**self._frame.f_locals})
         return None
 
     def are_loaders(self, node: ast.AST) -> bool:
         """Return whether an expression uses the loader."""
-        found = map(self.of, ast.walk(node))
-        return any(
-            one is not None and (one is self._loader or drawn_by(one) is drawn_by(self._loader))
-            for one in found
-            if isinstance(one, DataLoader)
-        )
+        found = [one for one in map(self.of, ast.walk(node)) if isinstance(one, DataLoader)]
+        return any(drawn_by(one) is self._drawn for one in found)
 
     def passes_on(self, node: ast.expr) -> bool:
         """Return whether a loop over an expression surely gets what the loader yields."""
         if isinstance(node, ast.Call) and node.args:
-            name = _called(node)
-            return (name in _PASS_ON or name.endswith("tqdm")) and self.passes_on(node.args[0])
-        if isinstance(node, ast.NamedExpr):
-            return self.passes_on(node.value)
-        value = self.of(node)
-        return isinstance(value, Batches) or (
-            getattr(type(value), "__iter__", None) is DataLoader.__iter__
-        )
+            return _called(node) in _PASS_ON and self.passes_on(node.args[0])
+        value = self.of(node.value if isinstance(node, ast.NamedExpr) else node)
+        itself = getattr(type(value), "__iter__", None) is DataLoader.__iter__
+        return itself or isinstance(value, Batches)
 
 
 def is_generator(code: CodeType) -> bool:
@@ -212,10 +190,15 @@ def _is_installed(code: CodeType) -> bool:
     return "site-packages" in code.co_filename
 
 
-def _called(node: ast.AST) -> str:
+def _called(node: ast.AST | None) -> str:
     """Return the last name of what an expression calls, or empty."""
     called = node.func if isinstance(node, ast.Call) else None
     return called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
+
+
+def _asked(call: ast.Call) -> str:
+    """Return what a call asks for a batch; ``next(it)`` and ``next(it, None)`` ask the same."""
+    return ast.dump(call.args[0] if _called(call) == "next" and call.args else call)
 
 
 def _names_in(node: ast.AST) -> set[str]:
@@ -229,44 +212,41 @@ def _place(node: Any) -> tuple[int, int, int, int]:
 
 def _holds(node: Any, other: Any) -> bool:
     """Return whether another node lies in a node."""
-    (first, last, begin, end), (line, until, left, right) = _place(node), _place(other)
-    return (first, begin) <= (line, left) and (until, right) <= (last, end)
+    return any(one is other for one in ast.walk(node))
 
 
-def _loop_at(frame: Any, *, helps: bool) -> tuple[ast.For | ast.While, ast.Call | None]:
-    """Return the innermost loop that a frame is in, and the call in it that gets its batch.
+def _loop_at(frame: Any, *, helps: bool) -> tuple[Any, ast.Call | None]:
+    """Return the innermost loop that a frame is in, and the call in it that asks for its batch.
 
-    The call is None if the head of the loop gets the batch. A comprehension is a loop too, and so
-    is a call of ``map``.
+    The loop is None if there is none, or no source; the call if the head of the loop asks. A
+    comprehension is a loop too, and so is a call of ``map``.
 
-    Raises:
-        LookupError: there is none, or no source.
+    Args:
+        frame: that asks for a batch.
+        helps: whether it called a function of the user's, which returns one batch.
     """
-    code, found, heads = frame.f_code, list[Any](), (ast.For, ast.AsyncFor, *_COMPREHENSION)
+    code = frame.f_code
     place = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
-    nodes = [n for n in ast.walk(_source_of(code)) if getattr(n, "lineno", 0) >= _first(code)]
-    at, codes = frame.f_lasti, code.co_code
+    tree = _source_of(code)
+    nodes = [n for n in ast.walk(tree) if getattr(n, "lineno", 0) >= code.co_firstlineno]
+    at, codes, found = frame.f_lasti, code.co_code, list[Any]([(None, None)])
     while not codes[at]:  # a cache behind the instruction
         at -= 2
     if "CALL" not in dis.opname[codes[at]]:  # Python 3.11 has two of a call
-        loops = [(node, _as_loop(node)) for node in nodes if isinstance(node, heads)]
-        found = [(at, None) for node, at in loops if place in (_place(node), _place(at.iter))]
-    else:
-        call = next((n for n in nodes if isinstance(n, ast.Call) and _place(n) == place), None)
-        for node in nodes if call is not None else ():
-            in_head = isinstance(node, ast.For) and _holds(node.iter, call)
-            asks = isinstance(node, ast.For | ast.While) and _holds(node, call)
-            if asks and not (in_head and (helps or _called(call) in _ASK)):
-                found.append((node, None if in_head else call))
-            if _called(node) == "map" and _holds(call, node):
-                found.append((_as_loop(node), None))
-    if not found:
-        raise LookupError
-    return found[-1]  # the walk comes to inner ones later
-
-
-def _first(code: CodeType) -> int:
-    return 0 if code.co_name == "<module>" else code.co_firstlineno
+        heads = [n for n in nodes if isinstance(n, (ast.For, ast.AsyncFor, *_COMPREHENSION))]
+        loops = [(node, _as_loop(node)) for node in heads]
+        found += [(loop, None) for node, loop in loops if place in map(_place, (node, loop.iter))]
+        return found[-1]  # type: ignore[no-any-return]
+    call = next((n for n in nodes if isinstance(n, ast.Call) and _place(n) == place), None)
+    one = helps or _called(call) in _ASK  # batch, or perhaps several
+    for node in nodes if call is not None else ():
+        if _called(node) == "map" and _holds(call, node):
+            found.append((_as_loop(node), None))
+        elif isinstance(node, ast.For) and _holds(node.iter, call):
+            found += [(node, None)] * (not one)
+        elif isinstance(node, ast.For | ast.While) and _holds(node, call):
+            found += [(node, call)] * one
+    return found[-1]  # type: ignore[no-any-return]
 
 
 def _as_loop(node: Any) -> Any:
@@ -278,114 +258,65 @@ def _as_loop(node: Any) -> Any:
         for test in last.ifs:
             body = ast.If(test, [body], [])
         return ast.For(last.target, last.iter, [body], [])
-    if _called(node) == "map" and len(node.args) == 2:
+    if _called(node) == "map":
         return ast.For(ast.Name("__mapped", ast.Store()), node, [ast.Pass()], [])
     return node
 
 
-def _bound_by(
-    target: ast.expr, node: ast.expr, values: _Values
-) -> tuple[ast.expr | None, str]:
+def _bound_by(target: ast.expr, node: ast.expr, values: _Values) -> tuple[ast.expr | None, str]:
     """Return the part of a loop's target that gets the batch, and the statement that gives it."""
     args, name = getattr(node, "args", []), _called(node)
-    if isinstance(node, ast.NamedExpr) or (args and (name in _PASS_ON - {"enumerate"})):
-        return _bound_by(target, args[0] if args else node.value, values)  # type: ignore[attr-defined]
+    if isinstance(node, ast.NamedExpr):
+        return _bound_by(target, node.value, values)
     if args and name in ("enumerate", "zip"):
-        places = [n for n, one in enumerate(args) if values.are_loaders(one)]
-        if not places:
-            places = [n for n, one in enumerate(args) if _called(one) not in _COUNT]
-        at = 0 if name == "enumerate" else places[0]
-        if not isinstance(target, ast.Tuple) or (name == "zip" and len(places) != 1):
+        used = [n for n, one in enumerate(args) if values.are_loaders(one)]
+        used = used or [n for n, one in enumerate(args) if _called(one) not in _COUNT]
+        at = 1 if name == "enumerate" else used[0]
+        if not isinstance(target, ast.Tuple) or (name == "zip" and len(used) != 1):
             return None, ""
-        return _bound_by(target.elts[1 if name == "enumerate" else at], args[at], values)
+        return _bound_by(target.elts[at], args[0 if name == "enumerate" else at], values)
+    if args and name in _PASS_ON:
+        return _bound_by(target, args[0], values)
     given = f"({ast.unparse(args[0])})(__batch)" if name == "map" and len(args) == 2 else "__batch"
     return target, f"{ast.unparse(target)} = {given}"
 
 
-class _Gives(ast.NodeTransformer):
-    """Puts the batch in the place of each call that gets it."""
+def _bound_to(call: ast.Call, loop: ast.AST) -> str:
+    """Return the statement that gives the batch to the name of a call's result; may be empty.
 
-    def __init__(self, call: ast.Call) -> None:
-        self._asked, self._next = _asked(call), _called(call) == "next"
-        #: Whether another iterator is asked too.
-        self.others = False
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        if _asked(node) == self._asked:
-            return ast.Name("__batch", ast.Load())
-        self.others |= _called(node) in _ASK
-        return self.generic_visit(node)
-
-
-def _asked(call: ast.Call) -> str:
-    """Return what a call asks for a batch; ``next(it)`` and ``next(it, None)`` ask the same."""
-    return ast.dump(call.args[0] if _called(call) == "next" and call.args else call)
-
-
-def _that_asks(
-    loop: ast.For | ast.While, call: ast.Call, values: _Values, *, helps: bool, passed: bool
-) -> LoopBody | None:
-    """Return a loop whose body calls what gets its batch; None if unsure."""
-    if not helps and _called(call) not in _ASK:
-        return None  # perhaps several batches
-    binds, early = "", False
+    It comes first in a pass, which may train on what an earlier pass has fetched.
+    """
     for node in ast.walk(loop):
-        pairs: list[tuple[Any, Any]] = []
-        if isinstance(node, ast.Assign):
-            pairs = [(node.targets[0], node.value)]
-            if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
-                pairs = [*zip(node.targets[0].elts, node.value.elts, strict=False)]
-        if isinstance(node, ast.NamedExpr):
-            pairs = [(node.target, node.value)]
-        for target, value in pairs:
-            if value is call:
-                heads = isinstance(loop, ast.While) and _holds(loop.test, call)
-                early = not heads and _is_used_before(loop, call, _names_in(target))
-                binds = f"{ast.unparse(target)} = __batch" * (heads or early)
-    sure = not (passed or early) and bool(call.args) and values.passes_on(call.args[0])
-    gives, copied = _Gives(call), copy.deepcopy(loop)
-    body = [gives.visit(part) for part in copied.body]
-    loop = ast.While(ast.Constant(value=True), body, [])
-    others = _names_in(copied.target) if isinstance(copied, ast.For) else set[str]()
-    return None if gives.others else LoopBody(loop, binds, others, sure=sure)
-
-
-def _is_used_before(loop: ast.For | ast.While, call: ast.Call, names: set[str]) -> bool:
-    """Return whether a pass uses what an earlier one has fetched."""
-    nodes = [node for part in loop.body for node in ast.walk(part) if isinstance(node, ast.Name)]
-    return any(
-        isinstance(n.ctx, ast.Load) and n.id in names and _place(n)[0] <= call.lineno for n in nodes
-    )
+        if isinstance(node, ast.Assign | ast.NamedExpr):
+            target = node.target if isinstance(node, ast.NamedExpr) else node.targets[0]
+            pairs: Any = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = zip(target.elts, node.value.elts, strict=False)
+            for name, value in pairs:
+                if value is call:
+                    return f"{ast.unparse(name)} = __batch"
+    return ""
 
 
 def _source_of(code: CodeType) -> ast.AST:
-    """Return the file that holds what runs, unless it was edited since.
+    """Return the file that holds what runs; empty if there is none, or if it was edited since.
 
     A notebook compiles each statement of a cell by itself.
-
-    Raises:
-        LookupError: it was, or there is none.
     """
     name = code.co_filename
-    try:
-        with _COMPILES:
-            tree = ast.parse("".join(linecache.getlines(name)))
-            parts: list[Any] = [tree]
-            if code.co_name == "<module>":
-                parts += [ast.Module([part], []) for part in tree.body]
-            made = (compile(part, name, "exec", dont_inherit=True) for part in parts)
-            if any(_contains(one, code) for one in made):
-                return tree
-    except (SyntaxError, ValueError, SystemError):
-        pass
-    raise LookupError
+    with _COMPILES, contextlib.suppress(SyntaxError, ValueError, SystemError):
+        tree = ast.parse("".join(linecache.getlines(name)))
+        alone = [ast.Module([part], []) for part in tree.body if code.co_name == "<module>"]
+        parts: list[Any] = [tree, *alone]
+        if any(_contains(compile(one, name, "exec", dont_inherit=True), code) for one in parts):
+            return tree
+    return ast.Module([], [])
 
 
 def _contains(compiled: CodeType, code: CodeType) -> bool:
     """Return whether code is among what was compiled, with the same constants and names."""
-    return compiled == code or any(
-        _contains(part, code) for part in compiled.co_consts if isinstance(part, CodeType)
-    )
+    inner = (part for part in compiled.co_consts if isinstance(part, CodeType))
+    return compiled == code or any(_contains(part, code) for part in inner)
 
 
 def _up_to_the_step(body: list[ast.stmt]) -> tuple[list[ast.stmt], list[ast.stmt]]:
@@ -465,9 +396,8 @@ def _stop(*_: object) -> None:
 
 #: Beginnings of the reasons for which a body from the source counts as not taken.
 _NOT_TAKEN = (CANNOT_REPLAY, NO_STEP, NOT_REPEATED, OTHER_STEP)
-#: Largest number of functions between a loop and the one that asks for its batch; of batches of
-#: which it is known what else their pass bound.
-_FUNCTIONS, _PASSES = 3, 64
+#: Largest number of functions between a loop and what asks for its batch.
+_FUNCTIONS = 3
 
 
 class LoopStep:
@@ -495,8 +425,7 @@ class LoopStep:
         self.loader: Any = None
         #: Names of what the step logs.
         self.logged: dict[str, set[Any]] = {}
-        # None for a loop that is not taken, "" where there is none.
-        self._bodies: dict[tuple[CodeType, int], LoopBody | None | str] = {}
+        self._bodies: dict[tuple[CodeType, int], LoopBody | None] = {}
         self._body: LoopBody | None = None
         # The frame in which the loop runs, by its identity; the functions that it called to get
         # its batch, and those of them that train; whether the step on it has not begun.
@@ -504,8 +433,6 @@ class LoopStep:
         self._passed, self._train = list[CodeType](), set[CodeType]()
         self._waits = self._late = False
         self._where = ""
-        # What each of the last passes bound before its batch.
-        self._others = deque[dict[str, Any]](maxlen=_PASSES)
         # Runs what follows a step; names that the passes of the present replay bound, which are
         # restored with the training.
         self._rest, self._bound = Rest(), dict[str, Any]()
@@ -519,52 +446,38 @@ class LoopStep:
         return self._held is not None or self.function is not None
 
     def fetched(self, frame: Any) -> None:
-        """Take the body of the loop that fetched a batch: its frame, or one that called that."""
+        """Take the body of the loop that fetched a batch: in its frame, or one that called that."""
         self._body = self._runs_in = self._held = None
         self._passed, self._where = [], ""
         while self.function is None and frame is not None and len(self._passed) <= _FUNCTIONS:
-            code = frame.f_code
+            code, key = frame.f_code, (frame.f_code, frame.f_lasti)
             if _is_installed(code) and not all(map(_is_installed, self._passed)):
                 return  # no loop of the user's, such as a test runner's
             if not is_generator(code) or code in self._train:
-                self._where = self._where or f"{nearby(code.co_filename)}:{frame.f_lineno}"
-                body = self._body_in(frame)
-                if body != "":
-                    self._body, self._waits = body, True  # type: ignore[assignment]
-                    self._runs_in = id(frame), code, frame.f_lasti
+                if key not in self._bodies:
+                    self._bodies[key] = LoopBody.of(frame, self.loader, self._passed)
+                self._body = self._bodies[key]
+                if self._body is not None or not self._where:
                     self._where = f"{nearby(code.co_filename)}:{frame.f_lineno}"
+                if self._body is not None:
+                    self._runs_in, self._waits = (id(frame), *key), True
                     return
             self._passed.append(code)
             frame = None if frame.f_back is None else users_frame(frame.f_back)
 
-    def _body_in(self, frame: Any) -> LoopBody | None | str:
-        key = frame.f_code, frame.f_lasti
-        if key not in self._bodies:
-            try:
-                self._bodies[key] = LoopBody.of(frame, self.loader, self._passed)
-            except LookupError:
-                self._bodies[key] = ""
-        return self._bodies[key]
-
     def trains(self, *, late: bool) -> None:
-        """Look where the first forward pass on a batch runs, and what its loop has bound.
+        """Look where the first forward pass on a batch runs.
 
         Args:
             late: whether another batch was fetched before.
         """
         self._late, frame = late, sys._getframe(1)
-        while self._waits and frame is not None:
-            if (runs := self._runs_in) is not None and runs[:2] == (id(frame), frame.f_code):
-                break
-            if frame.f_code in self._passed:  # the loop around it is not the one that trains
+        runs, self._waits = self._runs_in if self._waits else None, False
+        while runs is not None and frame is not None and runs[:2] != (id(frame), frame.f_code):
+            if frame.f_code in self._passed:  # it trains itself, and not the loop around it
                 self._train.add(frame.f_code)
-                self._bodies[self._runs_in[1:]] = self._body = None  # type: ignore[index]
-                break
-            frame = frame.f_back
-        if self._waits and self._body is not None and frame is not None:
-            held = frame.f_locals
-            self._others.append({n: held[n] for n in self._body.others.intersection(held)})
-        self._waits = False
+                self._bodies[runs[1:]] = self._body = None
+            frame = frame.f_back  # type: ignore[assignment]
 
     @property
     def _frame(self) -> Any:
@@ -579,11 +492,6 @@ class LoopStep:
         """Whether what is run again surely is the step."""
         surely = self._body is None or (self._body.sure and not self._late)
         return self.function is not None or surely
-
-    def proved(self) -> None:
-        """Note that the step, run again, gave the weights that it gave."""
-        if self._body is not None:
-            self._body.sure = True
 
     def obstacle(self) -> str:
         """Return why no step of this loop can be run again, or empty."""
@@ -603,12 +511,9 @@ class LoopStep:
         held: list[object] = [self.module, *self.optimizers]
         if self.function is not None:
             return [*held, self.function]
-        frame = self._frame
-        return (
-            held
-            if self._body is None or frame is None
-            else [*held, self._bound, *self._body.roots(frame)]
-        )
+        if self._body is not None and (frame := self._frame) is not None:
+            held += [self._bound, *self._body.roots(frame)]
+        return held
 
     @property
     def whole(self) -> bool:
@@ -636,11 +541,10 @@ class LoopStep:
                 if self.function is not None:
                     self.function(batch)
                 elif self._body is not None and (frame := self._frame) is not None:
-                    back = len(batches) - place + 1
-                    others = self._others[-back] if back <= len(self._others) else {}
-                    held = {**(self._held or frame.f_locals), **self._bound, **others}
+                    back = len(batches) - place
+                    held = {**(self._held or frame.f_locals), **self._bound}
                     if self._rest.forked and frame.f_code.co_name == "<module>":
                         frame.f_globals.update(held)  # functions that the body calls read them
-                    self._bound |= self._body.run(frame, held, batch, self._rest)
+                    self._bound |= self._body.run(frame, held, batch, self._rest, back)
                 else:
                     raise NotImplementedError("the loop has ended")

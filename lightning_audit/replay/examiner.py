@@ -482,9 +482,6 @@ class UserStep(Protocol):
     def sure(self) -> bool:
         """Whether what is run again surely is the step; else it must give the same weights."""
 
-    def proved(self) -> None:
-        """Note that it gave the same weights."""
-
     @property
     def whole(self) -> bool:
         """Whether the replays of a step run all of it, also what follows the update."""
@@ -600,8 +597,7 @@ class Examined:
     @property
     def asked_again(self) -> tuple[str, ...]:
         """Names of the questions that replays from the state after the step may answer."""
-        other = any(answer.reason == OTHER_STEP for answer in self.answers.values())
-        if self.waits or self.ends or other:
+        if self.waits or self.ends:
             return ()
         if len(self.unanswered) == len(self.answers):
             return self.unanswered
@@ -669,7 +665,7 @@ def examine_step(
         if thread := training_thread(forked=may_fork(user.module.parameters())):
             return replace(_none(names, _THREAD.format(thread=thread)), waits=_WAIT)
         found = _examined(order, user.module.parameters())
-        if before is not None and (again := found.asked_again):
+        if before is not None and user.sure and (again := found.asked_again):
             # A generator that the first step makes can be seeded after it, and no earlier.
             every = len(again) == len(found.answers)
             order = replace(order, before=None, names=names if every else again)
@@ -744,10 +740,8 @@ def _answered(
         starts_before=order.before is not None,
         forked=order.forked,
     )
-    if not user.sure and max(map(rows, taken.batches), default=0) >= LEAST_RECORDS:
-        if order.before is None or not replay.repeats(taken):
-            return _none(names, OTHER_STEP)
-        user.proved()
+    if not user.sure and (order.before is None or not replay.repeats(taken, LEAST_RECORDS)):
+        return _none(names, OTHER_STEP)
     low = user.precision not in _FULL_PRECISION
     asked = Asked(
         *(replay, taken.batches, order.seed, low),

@@ -272,13 +272,13 @@ class TakenStep:
         batches: its physical batches, as they were before the step.
         calls: for each call of the optimizer's step, whether it was skipped.
         seconds: from the first batch to the end of the optimizer's step.
-        weights: the trained tensors after it; empty if they are not kept.
+        weights: the trained tensors after it; None if they are not kept.
     """
 
     batches: list[Any] = field(default_factory=list)
     calls: list[bool] = field(default_factory=list)
     seconds: float = 0.0
-    weights: list[torch.Tensor] = field(default_factory=list)
+    weights: Release | None = None
 
     @property
     def skips(self) -> list[bool]:
@@ -299,7 +299,9 @@ class StepWatch:
     """
 
     def __init__(self, step: DPSGDStep, *, keeps: bool = False) -> None:
-        self._taken, self._kept = TakenStep(), step.params if keeps else []
+        self._params, self._keeps = step.params, keeps
+        #: What was taken so far.
+        self.taken = TakenStep()
         self._stepped = False
         self._begun = time.perf_counter()
         self._hooks = Handles()
@@ -308,17 +310,17 @@ class StepWatch:
         if private is not None:
 
             def note_skip() -> None:
-                self._taken.calls.append(bool(getattr(private, "_is_last_step_skipped", False)))
+                self.taken.calls.append(bool(getattr(private, "_is_last_step_skipped", False)))
 
             self._hooks.append(MethodHook(private, "pre_step", after=note_skip))
 
     def start_batch(self, batch: Any) -> None:
         """Add a copy of a batch that is about to be trained."""
-        self._taken.batches.append(copied(batch))
+        self.taken.batches.append(copied(batch))
 
     def end_batch(self) -> TakenStep | None:
         """End a batch, and return the step that it completed; None if it completed none."""
-        return self._taken if self._stepped else None
+        return self.taken if self._stepped else None
 
     def remove(self) -> None:
         """Remove the hooks."""
@@ -326,8 +328,9 @@ class StepWatch:
 
     def _note_step(self, *_: Any) -> None:
         self._stepped = True
-        self._taken.seconds = time.perf_counter() - self._begun
-        self._taken.weights = [p.detach().clone() for p in self._kept]
+        self.taken.seconds = time.perf_counter() - self._begun
+        if self._keeps:
+            self.taken.weights = Release.of(self._params, self._params, 1.0)
 
 
 def copied(batch: Any) -> Any:
@@ -509,34 +512,33 @@ class StepReplay:
             1, batches, seed, lambda: self.run(batches, seed, released=usual, then=batches)
         )
 
-    def repeats(self, taken: TakenStep) -> bool:
+    def repeats(self, taken: TakenStep, least: int) -> bool:
         """Return whether the step gives its weights again, and on half of the records others.
 
-        It is run with the random numbers that it drew; else what is run again is another step.
+        It is run with the random numbers that it drew; else what is run again is another step. That
+        of fewer than ``least`` records counts as repeated, and so does that of a batch of no kind.
         """
-        count = max(map(rows, taken.batches), default=0)
-        halves = [_of_size(batch, min(rows(batch), count // 2)) for batch in taken.batches]
-        return self._far(taken, taken.batches) <= _ROUNDING < self._far(taken, halves)
-
-    def _far(self, taken: TakenStep, batches: Sequence[Any]) -> float:
-        """Return how far a step ends from the taken one, over what that moved; NaN if unknown."""
-        watch, again = StepWatch(self._step, keeps=True), None
         try:
+            if max(map(rows, taken.batches), default=0) < least:
+                return True
+        except ValueError:
+            return True
+        now = Release.of(self._step.params, self._step.params, 1.0)
+        halves = [_of_size(batch, rows(batch) // 2) for batch in taken.batches]
+        again, other = map(self._weights_after, (taken.batches, halves))
+        if taken.weights is None or again is None or other is None:
+            return False
+        rounding = _ROUNDING * taken.weights.distance(now)
+        return taken.weights.distance(again) <= rounding < again.distance(other)
+
+    def _weights_after(self, batches: Sequence[Any]) -> Release | None:
+        watch = StepWatch(self._step, keeps=True)
+        with contextlib.ExitStack() as stack, contextlib.suppress(Exception):  # the user's
+            stack.callback(self.state.put_back)
+            stack.callback(watch.remove)
             self.state.numbers.put_back()
             self._take_first(batches, None, alone=False)
-            again = watch.end_batch()
-        except Exception as error:
-            if raised_in_audit(error) and not isinstance(error, ReachesOut | NotImplementedError):
-                raise
-        finally:
-            watch.remove()
-            self.state.put_back()
-        if again is None or not taken.weights:
-            return math.nan
-        ends = zip(taken.weights, again.weights, self._step.params, strict=True)
-        parts = [((one - two).norm(), (one - p.detach()).norm()) for one, two, p in ends]
-        far, moved = (math.hypot(*map(float, each)) for each in zip(*parts, strict=True))
-        return far / moved if moved else math.nan
+        return watch.taken.weights
 
     def known(self, batches: Sequence[Any], seed: int) -> Replay | None:
         """Return what `usual` would; None if that was not replayed yet."""

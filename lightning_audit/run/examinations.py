@@ -116,7 +116,8 @@ class Examinations:
     def keep_before(self, steps: int) -> None:
         """Keep the state of the training before a batch that will be examined.
 
-        In the training's own process only of the first one, for a copy takes memory.
+        In the training's own process only of the first one, for a copy takes memory, unless the
+        replays must first repeat the step.
 
         Args:
             steps: number of steps taken so far.
@@ -126,7 +127,7 @@ class Examinations:
             return
         self._before = None
         if self.schedule.next_questions(time.perf_counter()) and user.begin():
-            first = not self._log.steps or may_fork(user.module.parameters())
+            first = not (self._log.steps and user.sure) or may_fork(user.module.parameters())
             self._before = state_before(user) if first else None
 
     def _cannot(self) -> bool:
