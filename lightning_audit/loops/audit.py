@@ -251,13 +251,16 @@ class Audit:
     def follow(self, *, model: Any = None, optimizer: Any = None, loader: Any = None) -> None:
         """Continue with another model around the same parameters, optimizer or loader.
 
+        After the first step, an optimizer that cannot be followed ends the audit: the report says
+        so, and the training goes on.
+
         Args:
             model: that the loop calls from now on; None if it is the same.
             optimizer: one, or a list; None if they are the same.
             loader: of the batches from now on; None if it is the same.
 
         Raises:
-            UnauditableTraining: the optimizer trains other parameters.
+            UnauditableTraining: the optimizer cannot be audited, before the first step.
         """
         self.end_epoch()
         run, loop = self._run, self._loop
@@ -270,7 +273,14 @@ class Audit:
         if loader is not None:
             loop.loader = self._user.loader = loader
             self._watch_loader(run)
-        self._follow(run)
+        try:
+            self._follow(run)
+        except UnauditableTraining as error:
+            if not run.optimizers.steps:
+                raise
+            run.break_off(str(error))
+            self._conclude()
+            return
         self._hook(run)
 
     # ------------------------------------------------------------------ passes and batches
@@ -501,9 +511,8 @@ class Audit:
         if unsure and self._begun and not self._threaded:
             return
         if waiting and not run.optimizers.steps and not self._threaded:
-            run.fence.reads.seen[0] = lambda _: (
-                True
-            )  # an earlier batch may have initialized weights
+            # An earlier batch may have initialized weights.
+            run.fence.reads.seen[0] = lambda _: True
         if unsure:
             if self._begun:
                 self._end_batch()

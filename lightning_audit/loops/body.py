@@ -65,6 +65,8 @@ class LoopBody:
         nodes = [node for part in (*loop.body, ast.parse(binds)) for node in ast.walk(part)]
         self._names = {n.id for n in nodes if isinstance(n, ast.Name)} | others
         self._head = "async def" if any(isinstance(n, ast.Await) for n in nodes) else "def"
+        #: Whether others run within a pass.
+        self.yields = any(isinstance(n, ast.Yield) for n in nodes)
         self._functions: dict[tuple[str, ...], Any] = {}
 
     @classmethod
@@ -517,8 +519,9 @@ class LoopStep:
 
     @property
     def whole(self) -> bool:
-        """Whether all statements of the steps that ran again have run, up to the first failure."""
-        return self._rest.whole
+        """Whether all that runs in a pass has run again, up to the first failure."""
+        beside = self._passed or (self._body is not None and self._body.yields)
+        return self._rest.whole and not beside
 
     def given(self, batch: Any) -> Any:
         """Return what the user's function was called with, which may be a batch made of another."""
