@@ -49,9 +49,10 @@ from lightning_audit.loops.events import (
     PassCount,
     drawn_by,
     listeners,
+    loss_in_backward,
     users_frame,
 )
-from lightning_audit.loops.training import Loop, listed
+from lightning_audit.loops.training import Loop, listed, named, params_of
 from lightning_audit.results.audit_report import (
     AuditReport,
     ClaimUsedUp,
@@ -59,7 +60,6 @@ from lightning_audit.results.audit_report import (
     PrivacyViolation,
     UnauditableTraining,
 )
-from lightning_audit.results.report_details import CodePlace
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.optimizers import verified
 from lightning_audit.run.outcome import (
@@ -80,6 +80,8 @@ from lightning_audit.verdict.judge import Resolution
 
 _log = logging.getLogger(__name__)
 
+#: Batches of another thread that may come later than those that it fetched after them.
+_LATE = 8
 _PRECISIONS = ("32-true", "64-true", "bf16-true", "bf16-mixed")
 #: Precisions that are refused with what to do.
 _FP16_NAMES = ("16-true", "16-mixed")
@@ -138,8 +140,9 @@ class Audit:
         self._graphs: deque[Any] = deque(maxlen=8)
         # The outermost module of the forward pass that runs.
         self._outer: torch.nn.Module | None = None
-        # Batches that were fetched before it in this pass, and have not begun.
-        self._ahead = deque[Fetched]()
+        # Batches that were fetched before it in this pass, and have not begun; the last of those
+        # that were passed over, which another thread may bring later.
+        self._ahead, self._over = deque[Fetched](), deque[Fetched](maxlen=_LATE)
         # Whether a pass over the loader is counted, a batch was ever fetched, a backward runs.
         self._in_epoch = self._fetches = self._backward = False
         self._by_input = self._ghost = False
@@ -150,6 +153,7 @@ class Audit:
         self._heard: Any = None
         # The thread that trains; whether another one fetches ahead.
         self._thread, self._threaded = threading.get_ident(), False
+        self._lock = threading.Lock()  # of the passes
         self._handles = Handles()
         self._settled = 0  # steps after which the claim's budget was looked at
 
@@ -164,7 +168,7 @@ class Audit:
 
     def begin(self) -> None:
         """Attach to the training; see `attach`."""
-        self._loop.places |= _named("attach", users_frame())
+        self._loop.places |= named("attach", users_frame())
         atexit.register(self._at_exit)
         try:
             self._begin()
@@ -252,7 +256,7 @@ class Audit:
         """Continue with another model around the same parameters, optimizer or loader.
 
         After the first step, an optimizer that cannot be followed ends the audit: the report says
-        so, and the training goes on.
+        so, and the training continues.
 
         Args:
             model: that the loop calls from now on; None if it is the same.
@@ -351,8 +355,9 @@ class Audit:
         trains, held = self._is_training, Fetched(batch, count)
         if count is not None:
             self._hears = True
-            count.fetch(empty=held.empty, trains=trains)
-            self._passes = [*(one for one in self._passes if one is not count), count]
+            with self._lock:
+                count.fetch(empty=held.empty, trains=trains)
+                self._passes = [*(one for one in self._passes if one is not count), count]
         if not trains:
             self._note_reads()
             return batch
@@ -380,7 +385,7 @@ class Audit:
         if count is not None:
             count.over = True
             if not self._is_training:  # an evaluation
-                self._passes = [one for one in self._passes if one is not count]
+                self._leave_out([count])
         if self._looks and self._in_epoch:
             waits = self._batch is not None and not self._begun
             if self._ahead or waits or self._is_elsewhere:  # fetched ahead
@@ -411,17 +416,21 @@ class Audit:
         """Make the batch that is trained now the present one, if it is known by its tensors.
 
         Returns:
-            The number of batches that its pass fetched before it, and that were not trained on;
-            None if it is unknown.
+            The number of batches that its pass fetched before it, and that were not trained on; -1
+            if it was one of these; None if it is unknown.
         """
         waits = self._batch is not None and not self._begun
         if not self._ahead:
             return 0 if waits and self._held.among(args) else None
         if waits:
             self._ahead.append(self._held)
-        for place, held in enumerate([*self._ahead]):
+        over = [*self._over] if self._threaded else []
+        for place, held in enumerate([*over, *self._ahead], start=-len(over)):
             if held.among(args):
                 passed = [self._ahead.popleft() for _ in range(place + 1)]
+                self._over.extend(passed[:-1])
+                if place < 0:
+                    self._over.remove(held)
                 if self._begun:
                     self._end_batch()
                 self._batch, self._held = held.batch(), held
@@ -436,16 +445,21 @@ class Audit:
         count = self._held.count if passed is not None else own[-1] if own else None
         if count is None:
             return False
-        count.train(passed)
+        with self._lock:
+            count.train(passed)
         if count in self._passes:
             self._close_passes(run, self._passes[: self._passes.index(count)])
         return True
 
     def _close_passes(self, run: AuditRun, passes: Sequence[PassCount]) -> None:
         """Count what earlier passes left out: a later one trains now."""
+        self._leave_out(passes)
         for one in passes:
-            self._passes.remove(one)
             run.left_out(one.left_out, empty=one.left_out_empty)
+
+    def _leave_out(self, passes: Sequence[PassCount]) -> None:
+        with self._lock:
+            self._passes = [one for one in self._passes if one not in passes]
 
     @property
     def _is_followed(self) -> bool:
@@ -559,7 +573,7 @@ class Audit:
         self._backward = True
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(entry(self._backward_ends))
-        if (loss := _loss_in_backward()) is not None:
+        if (loss := loss_in_backward()) is not None:
             self._see_loss(run, loss, loss.grad_fn)
         run.prepare(loss, 1)
 
@@ -587,7 +601,7 @@ class Audit:
             seen |= before
         known |= any(id(getattr(node, "variable", None)) in wanted for node in nodes)
         if known:
-            self._loop.places |= _named(NO_DP.name, users_frame())
+            self._loop.places |= named(NO_DP.name, users_frame())
         return known
 
     def _schedules(self, scheduler: Any, *_: Any, **__: Any) -> None:
@@ -656,7 +670,7 @@ class Audit:
         if self._is_followed and not own:
             run.leave_loader(self._heard)
         if "step" not in self._loop.places:
-            self._loop.places |= _named("step", users_frame())
+            self._loop.places |= named("step", users_frame())
         if len(self._loop.optimizers) == 1 and run.end_step():
             self._stopping.look()
             self._raise_if_told()
@@ -847,26 +861,10 @@ _FP16 = (
 )
 
 
-def _loss_in_backward() -> Any:
-    """Return the tensor whose backward pass runs; None if no frame of this thread shows it."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code is not torch.Tensor.backward.__code__:
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals.get("self")
-
-
-def _named(name: str, frame: Any) -> dict[str, CodePlace]:
-    return dict(zip((name,), of_frame(frame), strict=False))
-
-
-def _params_of(optimizers: Iterable[Any]) -> set[int]:
-    return {id(p) for one in optimizers for g in one.param_groups for p in g["params"]}
-
-
 def _refuse_second(optimizers: Sequence[Any]) -> None:
     """Raise if another open audit trains the same parameters."""
     for other in listeners():
-        if isinstance(other, Audit) and _params_of(other._loop.optimizers) & _params_of(optimizers):
+        if isinstance(other, Audit) and params_of(other._loop.optimizers) & params_of(optimizers):
             place = other._loop.places.get("attach")
             raise UnauditableTraining(
                 f"these parameters are audited already, by the audit of {place or 'this process'}: "

@@ -157,7 +157,7 @@ class LoopBody:
 
 
 class _Values:
-    """What the names of a frame stand for, of which some are the loader."""
+    """The values of the names of a frame, of which some are the loader."""
 
     def __init__(self, frame: Any, loader: Any) -> None:
         self._frame, self._drawn = frame, drawn_by(loader)
@@ -232,7 +232,7 @@ def _loop_at(frame: Any, *, helps: bool) -> tuple[Any, ast.Call | None]:
     tree = _source_of(code)
     nodes = [n for n in ast.walk(tree) if getattr(n, "lineno", 0) >= code.co_firstlineno]
     at, codes, found = frame.f_lasti, code.co_code, list[Any]([(None, None)])
-    while not codes[at]:  # a cache behind the instruction
+    while not codes[at]:  # a cache, which follows the instruction
         at -= 2
     if "CALL" not in dis.opname[codes[at]]:  # Python 3.11 has two of a call
         heads = [n for n in nodes if isinstance(n, (ast.For, ast.AsyncFor, *_COMPREHENSION))]

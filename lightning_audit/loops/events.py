@@ -39,6 +39,14 @@ def users_frame(frame: Any = None) -> Any:
     return None
 
 
+def loss_in_backward() -> Any:
+    """Return the tensor whose backward pass runs; None if no frame of this thread shows it."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code is not torch.Tensor.backward.__code__:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("self")
+
+
 #: An audit whose methods are called at the events of its loop: ``follows(loader)`` (whether this
 #: training's batches come from it), ``starts_pass(loader)``, ``asks()`` (nothing is trained on the
 #: last batch any more), ``fetched(batch, count)``, which returns the batch to train on, with the

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
+from lightning_audit.lints.own_code import of_frame
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_details import PLAIN_LOOP, CodePlace
 from lightning_audit.run.facts import FrontEnd, TrainingInfo, device_name
@@ -84,3 +85,13 @@ class Loop(FrontEnd):
 def listed(given: Any) -> list[Any]:
     """Return a list or tuple as a list, and one object as the only item."""
     return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def named(name: str, frame: Any) -> dict[str, CodePlace]:
+    """Return the place of the user's code in a frame by its name; empty if there is none."""
+    return dict(zip((name,), of_frame(frame), strict=False))
+
+
+def params_of(optimizers: Iterable[Any]) -> set[int]:
+    """Return the identities of the parameters that optimizers train."""
+    return {id(p) for one in optimizers for g in one.param_groups for p in g["params"]}
