@@ -52,7 +52,7 @@ from lightning_audit.loops.events import (
     loss_in_backward,
     users_frame,
 )
-from lightning_audit.loops.training import Loop, listed, named, params_of
+from lightning_audit.loops.training import FP16, Loop, listed, named, params_of
 from lightning_audit.results.audit_report import (
     AuditReport,
     ClaimUsedUp,
@@ -152,7 +152,8 @@ class Audit:
         self._is_loaders = self._hears = False
         self._heard: Any = None
         # The thread that trains; whether another one fetches ahead.
-        self._thread, self._threaded = threading.get_ident(), False
+        self._thread = self._fetcher = threading.get_ident()
+        self._threaded = False
         self._lock = threading.Lock()  # of the passes
         self._handles = Handles()
         self._settled = 0  # steps after which the claim's budget was looked at
@@ -181,7 +182,7 @@ class Audit:
     def _begin(self) -> None:
         loop, state = self._loop, self._resumed
         if loop.precision.startswith("16"):
-            raise UnauditableTraining(_FP16)
+            raise UnauditableTraining(FP16)
         _refuse_second(loop.optimizers)
         count = distributed.get_world_size() if distributed.is_initialized() else 1
         ranks = Ranks(distributed.get_rank() if count > 1 else 0, count, talk=True)
@@ -375,8 +376,9 @@ class Audit:
         if not self._by_input:
             return batch
         self._begin_batch(run)
+        thread, self._fetcher = self._thread, threading.get_ident()
         self._batch = run.admit(batch, self._loop.root)
-        self._forward_ran = False  # those were the audit's own
+        self._forward_ran, self._thread = False, thread  # forward passes were the audit's own
         return self._batch
 
     @_guarded()
@@ -517,6 +519,8 @@ class Audit:
         if run is None or not self._looks or peek_interpreter_stack() is not None:
             return  # under vmap the batch begins with `per_sample`
         self._outer, self._forward_ran, self._thread = module, True, threading.get_ident()
+        if self._by_input and self._fetcher != self._thread and not run.optimizers.steps:
+            raise UnauditableTraining(_AHEAD)  # here, where the step would be taken
         if self._begun and self._fetches and not (self._stepped and self._ahead):
             return
         waiting = len(self._ahead)
@@ -546,7 +550,7 @@ class Audit:
         self._loop.read = False
         if torch.get_autocast_dtype(kind) is torch.float16:
             self._conclude("UnauditableTraining")
-            raise UnauditableTraining(_FP16)
+            raise UnauditableTraining(FP16)
         self._loop.precision = self._user.precision = "bf16-mixed"
         self._release(run)
         self._begin()
@@ -854,10 +858,6 @@ class Audit:
 _AHEAD = (
     "an input canary joins each batch when it is fetched, and this loop fetches the next batch "
     "before it trains on the last one; fetch one at a time, or use gradient canaries."
-)
-_FP16 = (
-    "attach cannot audit fp16: a gradient scaler multiplies per-sample gradients before they are "
-    "clipped; train in float32 or with torch.autocast(dtype=torch.bfloat16)."
 )
 
 

@@ -15,6 +15,12 @@ from lightning_audit.run.facts import FrontEnd, TrainingInfo, device_name
 
 _BY_DTYPE = {torch.bfloat16: "bf16-true", torch.float64: "64-true", torch.float16: "16-true"}
 
+#: Why a precision is refused.
+FP16 = (
+    "attach cannot audit fp16: a gradient scaler multiplies per-sample gradients before they are "
+    "clipped; train in float32 or with torch.autocast(dtype=torch.bfloat16)."
+)
+
 
 class Loop(FrontEnd):
     """A plain training as a `FrontEnd`.
