@@ -431,7 +431,7 @@ class LoopStep:
         self._body: LoopBody | None = None
         # The frame in which the loop runs, by its identity; the functions that it called to get
         # its batch, and those of them that train; whether the step on it has not begun.
-        self._runs_in: tuple[int, CodeType, int] | None = None
+        self._runs_in: tuple[Any, ...] = ()
         self._passed, self._train = list[CodeType](), set[CodeType]()
         self._waits = self._late = False
         self._where = ""
@@ -449,8 +449,8 @@ class LoopStep:
 
     def fetched(self, frame: Any) -> None:
         """Take the body of the loop that fetched a batch: in its frame, or one that called that."""
-        self._body = self._runs_in = self._held = None
-        self._passed, self._where = [], ""
+        self._body = self._held = None
+        self._runs_in, self._passed, self._where, self._waits = (), [], "", True
         while self.function is None and frame is not None and len(self._passed) <= _FUNCTIONS:
             code, key = frame.f_code, (frame.f_code, frame.f_lasti)
             if _is_installed(code) and not all(map(_is_installed, self._passed)):
@@ -462,7 +462,7 @@ class LoopStep:
                 if self._body is not None or not self._where:
                     self._where = f"{nearby(code.co_filename)}:{frame.f_lineno}"
                 if self._body is not None:
-                    self._runs_in, self._waits = (id(frame), *key), True
+                    self._runs_in = id(frame), *key
                     return
             self._passed.append(code)
             frame = None if frame.f_back is None else users_frame(frame.f_back)
@@ -473,19 +473,20 @@ class LoopStep:
         Args:
             late: whether another batch was fetched before.
         """
-        self._late, frame = late, sys._getframe(1)
-        runs, self._waits = self._runs_in if self._waits else None, False
-        while runs is not None and frame is not None and runs[:2] != (id(frame), frame.f_code):
+        self._late, frame, runs = late, sys._getframe(1), self._runs_in
+        while self._waits and frame is not None and runs[:2] != (id(frame), frame.f_code):
             if frame.f_code in self._passed:  # it trains itself, and not the loop around it
                 self._train.add(frame.f_code)
-                self._bodies[runs[1:]] = self._body = None
+                if runs:
+                    self._bodies[runs[1:]] = self._body = None
             frame = frame.f_back  # type: ignore[assignment]
+        self._waits = False
 
     @property
     def _frame(self) -> Any:
         """The frame in which the loop runs; None if it has ended."""
         frame: Any = sys._getframe(1)
-        while frame is not None and (id(frame), frame.f_code) != (self._runs_in or ())[:2]:
+        while frame is not None and (id(frame), frame.f_code) != self._runs_in[:2]:
             frame = frame.f_back
         return frame
 
