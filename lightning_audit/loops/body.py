@@ -85,17 +85,16 @@ class LoopBody:
         if loop is None or kinds & _UNLIKE or {ast.Await, ast.Yield} <= kinds:
             return None
         others = _names_in(loop.target) if hasattr(loop, "target") else set[str]()
+        source = loop.iter if call is None else (call.args or [call])[0]
+        sure = not passed and values.passes_on(source)
         if call is None:
             target, binds = _bound_by(loop.target, loop.iter, values)
-            if target is None:
-                return None
-            sure = not passed and values.passes_on(loop.iter)
-            return cls(loop, binds, others - _names_in(target), sure=sure)
+            mine = None if target is None else others - _names_in(target)
+            return None if mine is None else cls(loop, binds, mine, sure=sure)
         calls = [n for n in nodes if isinstance(n, ast.Call)]
         asked, binds = _asked(call), _bound_to(call, loop)
         if {_asked(n) for n in calls if _called(n) in _ASK} - {asked}:
             return None  # another iterator is asked too
-        sure = not passed and values.passes_on((call.args or [call])[0])
         for one in [n for n in calls if _asked(n) == asked]:
             one.func, one.args, one.keywords = ast.Name("__given", ast.Load()), [], []
         return cls(loop, binds, others, sure=sure)
@@ -163,8 +162,9 @@ class _Values:
         self._frame, self._drawn = frame, drawn_by(loader)
 
     def of(self, node: ast.AST) -> Any:
-        """Return the value of a name or an attribute; None if it is unknown."""
-        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+        """Return the value of a name or an attribute; None if it is unknown, or calls something."""
+        calls = any(isinstance(one, ast.Call) for one in ast.walk(node))
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and not calls:
             with contextlib.suppress(Exception):  # the user's, such as a property's
                 return eval(ast.unparse(node), self._frame.f_globals, {**self._frame.f_locals})
         return None
@@ -255,7 +255,7 @@ def _as_loop(node: Any) -> Any:
     """Return a comprehension, or a call of ``map``, as the loop that it is; others as they are."""
     if isinstance(node, _COMPREHENSION):
         *_, last = node.generators
-        each = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+        each = [getattr(node, n) for n in ("key", "value", "elt") if hasattr(node, n)]
         body: ast.stmt = ast.Expr(ast.Tuple(each, ast.Load()))
         for test in last.ifs:
             body = ast.If(test, [body], [])

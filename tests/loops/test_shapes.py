@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def by_comprehension(training: Made) -> None:
 
 def by_map(training: Made) -> None:
     for _ in range(EPOCHS):
-        list(map(lambda batch: one(training, batch), training.loader))
+        list(map(partial(one, training), training.loader))
 
 
 def by_walrus(training: Made) -> None:
@@ -234,6 +235,10 @@ def centered(x: torch.Tensor) -> torch.Tensor:
     return x - x.mean(0)
 
 
+def first_centered(batch: Any) -> Any:
+    return centered(batch[0]), batch[1]
+
+
 def by_a_generator_that_centers(training: Made) -> None:
     def batches() -> Iterator[Any]:
         for x, y in training.loader:
@@ -246,7 +251,7 @@ def by_a_generator_that_centers(training: Made) -> None:
 
 def by_a_map_that_centers(training: Made) -> None:
     for _ in range(EPOCHS):
-        batches = map(lambda b: (centered(b[0]), b[1]), training.loader)
+        batches = map(first_centered, training.loader)
         for batch in batches:
             one(training, batch)
 
@@ -265,7 +270,7 @@ def by_a_helper_that_centers(training: Made) -> None:
 
 def by_a_map_in_the_head_that_centers(training: Made) -> None:
     for _ in range(EPOCHS):
-        for batch in map(lambda b: (centered(b[0]), b[1]), training.loader):
+        for batch in map(first_centered, training.loader):
             one(training, batch)
 
 
