@@ -30,7 +30,7 @@ FUNCTIONS = {
     "layout": "TensorSlot.numel",
     "lints.settings": "repeated_contents",
     "record.report_directory": "DirectoryLock.__init__",
-    "replay.step_replay": "copied",
+    "replay.taken_step": "copied",
     "report.text": "progress",
     "results.audit_report": "Verdict.__post_init__",
     "run.audit_run": "AuditRun.__init__",

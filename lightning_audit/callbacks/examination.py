@@ -21,7 +21,7 @@ from lightning_audit.dpsgd.hand_written import stated_claim
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.replay.examiner import ANSWERED, Before, Examined, examine_step, state_before
-from lightning_audit.replay.step_replay import StepWatch, TakenStep
+from lightning_audit.replay.taken_step import StepWatch, TakenStep
 from lightning_audit.replay.training_state import TrainingState
 from lightning_audit.run.optimizers import hand_written_step
 

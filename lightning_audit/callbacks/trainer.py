@@ -404,6 +404,9 @@ class LightningStep:
         own: the audit's callback, which is not called.
     """
 
+    #: See `UserStep.sure`.
+    sure = True
+
     def __init__(self, trainer: Any, module: Any, own: Any) -> None:
         self._trainer, self._module = trainer, module
         self._silent = [

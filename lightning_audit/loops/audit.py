@@ -50,9 +50,10 @@ from lightning_audit.loops.events import (
     PassCount,
     drawn_by,
     listeners,
+    loss_in_backward,
     users_frame,
 )
-from lightning_audit.loops.training import Loop, listed
+from lightning_audit.loops.training import FP16, Loop, listed, named, params_of
 from lightning_audit.results.audit_report import (
     AuditReport,
     ClaimUsedUp,
@@ -60,7 +61,6 @@ from lightning_audit.results.audit_report import (
     PrivacyViolation,
     UnauditableTraining,
 )
-from lightning_audit.results.report_details import CodePlace
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.optimizers import verified
 from lightning_audit.run.outcome import (
@@ -82,6 +82,8 @@ from lightning_audit.verdict.judge import Resolution
 
 _log = logging.getLogger(__name__)
 
+#: Batches of another thread that may come later than those that it fetched after them.
+_LATE = 8
 _PRECISIONS = ("32-true", "64-true", "bf16-true", "bf16-mixed")
 #: Precisions that are refused with what to do.
 _FP16_NAMES = ("16-true", "16-mixed")
@@ -141,8 +143,9 @@ class Audit:
         self._graphs: deque[Any] = deque(maxlen=8)
         # The outermost module of the forward pass that runs.
         self._outer: torch.nn.Module | None = None
-        # Batches that were fetched before it in this pass, and have not begun.
-        self._ahead = deque[Fetched]()
+        # Batches that were fetched before it in this pass, and have not begun; the last of those
+        # that were passed over, which another thread may bring later.
+        self._ahead, self._over = deque[Fetched](), deque[Fetched](maxlen=_LATE)
         # Whether a pass over the loader is counted, a batch was ever fetched, a backward runs.
         self._in_epoch = self._fetches = self._backward = False
         self._by_input = self._ghost = False
@@ -152,7 +155,9 @@ class Audit:
         self._is_loaders = self._hears = False
         self._heard: Any = None
         # The thread that trains; whether another one fetches ahead.
-        self._thread, self._threaded = threading.get_ident(), False
+        self._thread = self._fetcher = threading.get_ident()
+        self._threaded = False
+        self._lock = threading.Lock()  # of the passes
         self._handles = Handles()
         self._settled = 0  # steps after which the claim's budget was looked at
 
@@ -167,7 +172,7 @@ class Audit:
 
     def begin(self) -> None:
         """Attach to the training; see `attach`."""
-        self._loop.places |= _named("attach", users_frame())
+        self._loop.places |= named("attach", users_frame())
         atexit.register(self._at_exit)
         try:
             self._begin()
@@ -180,7 +185,7 @@ class Audit:
     def _begin(self) -> None:
         loop, state = self._loop, self._resumed
         if loop.precision.startswith("16"):
-            raise UnauditableTraining(_FP16)
+            raise UnauditableTraining(FP16)
         _refuse_second(loop.optimizers)
         count = distributed.get_world_size() if distributed.is_initialized() else 1
         ranks = Ranks(distributed.get_rank() if count > 1 else 0, count, talk=True)
@@ -255,13 +260,16 @@ class Audit:
     def follow(self, *, model: Any = None, optimizer: Any = None, loader: Any = None) -> None:
         """Continue with another model around the same parameters, optimizer or loader.
 
+        After the first step, an optimizer that cannot be followed ends the audit: the report says
+        so, and the training continues.
+
         Args:
             model: that the loop calls from now on; None if it is the same.
             optimizer: one, or a list; None if they are the same.
             loader: of the batches from now on; None if it is the same.
 
         Raises:
-            UnauditableTraining: the optimizer trains other parameters.
+            UnauditableTraining: the optimizer cannot be audited, before the first step.
         """
         self.end_epoch()
         run, loop = self._run, self._loop
@@ -274,7 +282,14 @@ class Audit:
         if loader is not None:
             loop.loader = self._user.loader = loader
             self._watch_loader(run)
-        self._follow(run)
+        try:
+            self._follow(run)
+        except UnauditableTraining as error:
+            if not run.optimizers.steps:
+                raise
+            run.break_off(str(error))
+            self._conclude()
+            return
         self._hook(run)
 
     # ------------------------------------------------------------------ passes and batches
@@ -334,7 +349,7 @@ class Audit:
                 if not self._run.optimizers.steps:
                     raise UnauditableTraining(_AHEAD)
                 self._run.skipped()  # the loop left the batch out
-            self._end_batch(users_frame())
+            self._end_batch()
 
     @_guarded(_batch_as_it_is)
     def fetched(self, batch: Any, count: PassCount | None = None) -> Any:
@@ -345,8 +360,9 @@ class Audit:
         trains, held = self._is_training, Fetched(batch, count)
         if count is not None:
             self._hears = True
-            count.fetch(empty=held.empty, trains=trains)
-            self._passes = [*(one for one in self._passes if one is not count), count]
+            with self._lock:
+                count.fetch(empty=held.empty, trains=trains)
+                self._passes = [*(one for one in self._passes if one is not count), count]
         if not trains:
             self._note_reads()
             return batch
@@ -359,14 +375,14 @@ class Audit:
             self._ahead.append(self._held)
         self._forget_batch()
         self._batch, self._held = batch, held
-        self._user.fetched(frame := users_frame())
-        with self._user.between(frame):
-            run.examinations.keep_before(run.optimizers.steps)
+        self._user.fetched(users_frame())
+        run.examinations.keep_before(run.optimizers.steps)
         if not self._by_input:
             return batch
         self._begin_batch(run)
+        thread, self._fetcher = self._thread, threading.get_ident()
         self._batch = run.admit(batch, self._loop.root)
-        self._forward_ran = False  # those were the audit's own
+        self._forward_ran, self._thread = False, thread  # forward passes were the audit's own
         return self._batch
 
     @_guarded()
@@ -375,7 +391,7 @@ class Audit:
         if count is not None:
             count.over = True
             if not self._is_training:  # an evaluation
-                self._passes = [one for one in self._passes if one is not count]
+                self._leave_out([count])
         if self._looks and self._in_epoch:
             waits = self._batch is not None and not self._begun
             if self._ahead or waits or self._is_elsewhere:  # fetched ahead
@@ -406,19 +422,23 @@ class Audit:
         """Make the batch that is trained now the present one, if it is known by its tensors.
 
         Returns:
-            The number of batches that its pass fetched before it, and that were not trained on;
-            None if it is unknown.
+            The number of batches that its pass fetched before it, and that were not trained on; -1
+            if it was one of these; None if it is unknown.
         """
         waits = self._batch is not None and not self._begun
         if not self._ahead:
             return 0 if waits and self._held.among(args) else None
         if waits:
             self._ahead.append(self._held)
-        for place, held in enumerate([*self._ahead]):
+        over = [*self._over] if self._threaded else []
+        for place, held in enumerate([*over, *self._ahead], start=-len(over)):
             if held.among(args):
                 passed = [self._ahead.popleft() for _ in range(place + 1)]
+                self._over.extend(passed[:-1])
+                if place < 0:
+                    self._over.remove(held)
                 if self._begun:
-                    self._end_batch(None)
+                    self._end_batch()
                 self._batch, self._held = held.batch(), held
                 return sum(one.count is held.count for one in passed) - 1
         if waits:
@@ -431,16 +451,21 @@ class Audit:
         count = self._held.count if passed is not None else own[-1] if own else None
         if count is None:
             return False
-        count.train(passed)
+        with self._lock:
+            count.train(passed)
         if count in self._passes:
             self._close_passes(run, self._passes[: self._passes.index(count)])
         return True
 
     def _close_passes(self, run: AuditRun, passes: Sequence[PassCount]) -> None:
         """Count what earlier passes left out: a later one trains now."""
+        self._leave_out(passes)
         for one in passes:
-            self._passes.remove(one)
             run.left_out(one.left_out, empty=one.left_out_empty)
+
+    def _leave_out(self, passes: Sequence[PassCount]) -> None:
+        with self._lock:
+            self._passes = [one for one in self._passes if one not in passes]
 
     @property
     def _is_followed(self) -> bool:
@@ -464,14 +489,13 @@ class Audit:
         if (run := self._run) is not None and self._looks:
             self._begin_batch(run)
 
-    def _end_batch(self, frame: Any) -> None:
+    def _end_batch(self) -> None:
         run, batch = self._run, self._batch
         self._note_reads(now=False)
         self._forget_batch()
         if run is None:
             return
-        with self._user.between(frame):
-            run.end_batch(batch)
+        run.end_batch(batch)
         if self._ends_with_batch and all(one.count is not self._held.count for one in self._ahead):
             self._end_epoch()
         self._stopping.look()
@@ -491,9 +515,13 @@ class Audit:
     def _before_forward(self, module: torch.nn.Module, args: Any) -> None:
         """Begin the batch that was fetched; without a loader, one of its own."""
         run = self._run
+        if self._looks:
+            self._user.trains(late=bool(self._ahead))
         if run is None or not self._looks or peek_interpreter_stack() is not None:
             return  # under vmap the batch begins with `per_sample`
         self._outer, self._forward_ran, self._thread = module, True, threading.get_ident()
+        if self._by_input and self._fetcher != self._thread and not run.optimizers.steps:
+            raise UnauditableTraining(_AHEAD)  # here, where the step would be taken
         if self._begun and self._fetches and not (self._stepped and self._ahead):
             return
         waiting = len(self._ahead)
@@ -502,15 +530,14 @@ class Audit:
         if unsure and self._begun and not self._threaded:
             return
         if waiting and not run.optimizers.steps and not self._threaded:
-            run.fence.reads.seen[0] = lambda _: (
-                True
-            )  # an earlier batch may have initialized weights
+            # An earlier batch may have initialized weights.
+            run.fence.reads.seen[0] = lambda _: True
         if unsure:
             if self._begun:
-                self._end_batch(None)
+                self._end_batch()
             self._ahead.clear()
         if not self._fetches and self._stepped:
-            self._end_batch(None)
+            self._end_batch()
         if self._batch is not None or not self._fetches:
             run = self._with_autocast(run)
             self._batch = self._user.given(self._batch)
@@ -524,7 +551,7 @@ class Audit:
         self._loop.read = False
         if torch.get_autocast_dtype(kind) is torch.float16:
             self._conclude("UnauditableTraining")
-            raise UnauditableTraining(_FP16)
+            raise UnauditableTraining(FP16)
         self._loop.precision = self._user.precision = "bf16-mixed"
         self._release(run)
         self._begin()
@@ -551,7 +578,7 @@ class Audit:
         self._backward = True
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(entry(self._backward_ends))
-        if (loss := _loss_in_backward()) is not None:
+        if (loss := loss_in_backward()) is not None:
             self._see_loss(run, loss, loss.grad_fn)
         run.prepare(loss, 1)
 
@@ -579,7 +606,7 @@ class Audit:
             seen |= before
         known |= any(id(getattr(node, "variable", None)) in wanted for node in nodes)
         if known:
-            self._loop.places |= _named(NO_DP.name, users_frame())
+            self._loop.places |= named(NO_DP.name, users_frame())
         return known
 
     def _schedules(self, scheduler: Any, *_: Any, **__: Any) -> None:
@@ -648,7 +675,7 @@ class Audit:
         if self._is_followed and not own:
             run.leave_loader(self._heard)
         if "step" not in self._loop.places:
-            self._loop.places |= _named("step", users_frame())
+            self._loop.places |= named("step", users_frame())
         if len(self._loop.optimizers) == 1 and run.end_step():
             self._stopping.look()
             self._raise_if_told()
@@ -695,7 +722,7 @@ class Audit:
     def _hold(self, batch: Any) -> None:
         if self._looks and not (self._begun and not self._stepped):
             if self._begun:
-                self._end_batch(None)
+                self._end_batch()
             self._batch = batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -725,7 +752,7 @@ class Audit:
         """
         if self._looks:
             if self._begun:
-                self._end_batch(users_frame())
+                self._end_batch()
             if epoch and self._in_epoch:
                 self._end_epoch(due=True)
                 self._raise_if_told()
@@ -834,32 +861,12 @@ _AHEAD = (
     "an input canary joins each batch when it is fetched, and this loop fetches the next batch "
     "before it trains on the last one; fetch one at a time, or use gradient canaries."
 )
-_FP16 = (
-    "attach cannot audit fp16: a gradient scaler multiplies per-sample gradients before they are "
-    "clipped; train in float32 or with torch.autocast(dtype=torch.bfloat16)."
-)
-
-
-def _loss_in_backward() -> Any:
-    """Return the tensor whose backward pass runs; None if no frame of this thread shows it."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code is not torch.Tensor.backward.__code__:
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals.get("self")
-
-
-def _named(name: str, frame: Any) -> dict[str, CodePlace]:
-    return dict(zip((name,), of_frame(frame), strict=False))
-
-
-def _params_of(optimizers: Iterable[Any]) -> set[int]:
-    return {id(p) for one in optimizers for g in one.param_groups for p in g["params"]}
 
 
 def _refuse_second(optimizers: Sequence[Any]) -> None:
     """Raise if another open audit trains the same parameters."""
     for other in listeners():
-        if isinstance(other, Audit) and _params_of(other._loop.optimizers) & _params_of(optimizers):
+        if isinstance(other, Audit) and params_of(other._loop.optimizers) & params_of(optimizers):
             place = other._loop.places.get("attach")
             raise UnauditableTraining(
                 f"these parameters are audited already, by the audit of {place or 'this process'}: "

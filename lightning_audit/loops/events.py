@@ -28,15 +28,23 @@ _LIBRARIES = {*sys.stdlib_module_names, "torch", "opacus", "tqdm", "lightning_au
 _TRAININGS = "lightning_audit.testing"
 
 
-def users_frame() -> Any:
-    """Return the innermost frame of the user's code; None if there is none."""
-    frame = sys._getframe(1)
+def users_frame(frame: Any = None) -> Any:
+    """Return the innermost frame of the user's code, or from a frame on; None if there is none."""
+    frame = sys._getframe(1) if frame is None else frame
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name.startswith(_TRAININGS) or name.partition(".")[0] not in _LIBRARIES:
             return frame
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
+
+
+def loss_in_backward() -> Any:
+    """Return the tensor whose backward pass runs; None if no frame of this thread shows it."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code is not torch.Tensor.backward.__code__:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("self")
 
 
 #: An audit whose methods are called at the events of its loop: ``follows(loader)`` (whether this

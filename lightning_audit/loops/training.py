@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
+from lightning_audit.lints.own_code import of_frame
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_details import PLAIN_LOOP, CodePlace
 from lightning_audit.run.facts import FrontEnd, TrainingInfo, device_name
 
 _BY_DTYPE = {torch.bfloat16: "bf16-true", torch.float64: "64-true", torch.float16: "16-true"}
+
+#: Why a precision is refused.
+FP16 = (
+    "attach cannot audit fp16: a gradient scaler multiplies per-sample gradients before they are "
+    "clipped; train in float32 or with torch.autocast(dtype=torch.bfloat16)."
+)
 
 
 class Loop(FrontEnd):
@@ -84,3 +91,13 @@ class Loop(FrontEnd):
 def listed(given: Any) -> list[Any]:
     """Return a list or tuple as a list, and one object as the only item."""
     return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def named(name: str, frame: Any) -> dict[str, CodePlace]:
+    """Return the place of the user's code in a frame by its name; empty if there is none."""
+    return dict(zip((name,), of_frame(frame), strict=False))
+
+
+def params_of(optimizers: Iterable[Any]) -> set[int]:
+    """Return the identities of the parameters that optimizers train."""
+    return {id(p) for one in optimizers for g in one.param_groups for p in g["params"]}

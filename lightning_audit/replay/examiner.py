@@ -59,11 +59,11 @@ from lightning_audit.replay.step_replay import (
     ANOTHER_DREW,
     StepReplay,
     Stopped,
-    TakenStep,
     equal_after,
     equal_releases,
     same_numbers,
 )
+from lightning_audit.replay.taken_step import TakenStep
 from lightning_audit.replay.training_state import (
     CannotKeep,
     GlobalGenerators,
@@ -84,6 +84,10 @@ _UNKNOWN = "a batch needs tensors with the records first, in tuples, lists or di
 NOT_REPEATED = (
     "the step, repeated from the same state, gives other bits: it keeps state that a replay cannot "
     "restore, draws random numbers that cannot be seeded, or is not deterministic"
+)
+OTHER_STEP = (
+    "with the same batch and random numbers, it does not give the same weights: what the loop "
+    "iterates may change the batches, or train on earlier ones"
 )
 _UNSTEADY = "the step is not deterministic: {lacking}"
 _RANDOM_NORM = "the clipping norm of a step depends on random numbers"
@@ -475,6 +479,10 @@ class UserStep(Protocol):
         """Return why no step can be run again, or empty."""
 
     @property
+    def sure(self) -> bool:
+        """Whether what is run again surely is the step; else it must give the same weights."""
+
+    @property
     def whole(self) -> bool:
         """Whether the replays of a step run all of it, also what follows the update."""
 
@@ -657,7 +665,7 @@ def examine_step(
         if thread := training_thread(forked=may_fork(user.module.parameters())):
             return replace(_none(names, _THREAD.format(thread=thread)), waits=_WAIT)
         found = _examined(order, user.module.parameters())
-        if before is not None and (again := found.asked_again):
+        if before is not None and user.sure and (again := found.asked_again):
             # A generator that the first step makes can be seeded after it, and no earlier.
             every = len(again) == len(found.answers)
             order = replace(order, before=None, names=names if every else again)
@@ -732,6 +740,8 @@ def _answered(
         starts_before=order.before is not None,
         forked=order.forked,
     )
+    if not user.sure and (order.before is None or not replay.repeats(taken, LEAST_RECORDS)):
+        return _none(names, OTHER_STEP)
     low = user.precision not in _FULL_PRECISION
     asked = Asked(
         *(replay, taken.batches, order.seed, low),

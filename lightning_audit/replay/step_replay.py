@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,9 +22,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils import _pytree
 
-from lightning_audit.canaries.inputs import constants_apart, rows, taken, with_constants
+from lightning_audit.canaries.inputs import rows, taken
 from lightning_audit.checks.replay_findings import (
     IN_PARTS,
     NO_ROWS,
@@ -37,11 +35,12 @@ from lightning_audit.dpsgd.adapters import divisor_at_cut, watch_cut
 from lightning_audit.dpsgd.hand_over import diverted
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
-from lightning_audit.hooks.boundary import Handles, entry, raised_in_audit
+from lightning_audit.hooks.boundary import entry, raised_in_audit
 from lightning_audit.hooks.step_hooks import MethodHook, is_torchs, with_closure
 from lightning_audit.replay.device import SteadyKernels, clock, no_room, room
 from lightning_audit.replay.fork import ReachesOut
 from lightning_audit.replay.releases import Release
+from lightning_audit.replay.taken_step import StepWatch, TakenStep, copied
 from lightning_audit.replay.training_state import (
     TrainingState,
     left_behind,
@@ -261,79 +260,6 @@ def same_numbers(one: Replay, other: Replay) -> bool:
     return one.marks[:shorter] == other.marks[:shorter]
 
 
-# --- Collect the batches of one logical step while the training takes it.
-
-
-@dataclass
-class TakenStep:
-    """One logical step as it was taken.
-
-    Args:
-        batches: its physical batches, as they were before the step.
-        calls: for each call of the optimizer's step, whether it was skipped.
-        seconds: from the first batch to the end of the optimizer's step.
-    """
-
-    batches: list[Any] = field(default_factory=list)
-    calls: list[bool] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def skips(self) -> list[bool]:
-        """For each batch, whether the optimizer's step was skipped; empty if unknown.
-
-        Opacus' batch memory manager decides it before each batch. If a batch makes several calls,
-        the step's own code decides it.
-        """
-        return self.calls if len(self.calls) == len(self.batches) else []
-
-
-class StepWatch:
-    """Collector of the next step's batches.
-
-    Args:
-        step: the adapter of the private optimizer.
-    """
-
-    def __init__(self, step: DPSGDStep) -> None:
-        self._taken = TakenStep()
-        self._stepped = False
-        self._begun = time.perf_counter()
-        self._hooks = Handles()
-        self._hooks.append(step.inner.register_step_post_hook(entry(self._note_step)))
-        private: Any = private_optimizer(step.optimizer)
-        if private is not None:
-
-            def note_skip() -> None:
-                self._taken.calls.append(bool(getattr(private, "_is_last_step_skipped", False)))
-
-            self._hooks.append(MethodHook(private, "pre_step", after=note_skip))
-
-    def start_batch(self, batch: Any, earlier: Any = None) -> None:
-        """Add a copy of a batch that is about to be trained, as `constants_apart`."""
-        self._taken.batches.append(constants_apart(copied(batch), earlier))
-
-    def end_batch(self) -> TakenStep | None:
-        """End a batch, and return the step that it completed; None if it completed none."""
-        return self._taken if self._stepped else None
-
-    def remove(self) -> None:
-        """Remove the hooks."""
-        self._hooks.remove()
-
-    def _note_step(self, *_: Any) -> None:
-        self._stepped = True
-        self._taken.seconds = time.perf_counter() - self._begun
-
-
-def copied(batch: Any) -> Any:
-    """Return a batch with copies of the tensors, for the user's code."""
-    return _pytree.tree_map(
-        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf,
-        with_constants(batch),
-    )
-
-
 # --- The interface of `lightning_audit.per_sample`, `rows` and `released` in a replay.
 
 Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
@@ -418,6 +344,8 @@ _COUNTS = ("unclipped_num", "sample_size")
 
 #: Step times that limited replays may take, and seconds in which they are not counted.
 _STEP_TIMES, _SOON = 80.0, 2.0
+#: Largest part of an update that rounding changes, as where canaries are taken out.
+_ROUNDING = 1e-4
 #: Releases that are multiples of another: least number, distance of the cosine from one at most,
 #: and of the factor at least.
 _MULTIPLES, _LINE, _CHANGED = 4, 1e-6, 0.01
@@ -503,6 +431,34 @@ class StepReplay:
         return self._cached(
             1, batches, seed, lambda: self.run(batches, seed, released=usual, then=batches)
         )
+
+    def repeats(self, taken: TakenStep, least: int) -> bool:
+        """Return whether the step gives its weights again, and on half of the records others.
+
+        It is run with the random numbers that it drew; else what is run again is another step. That
+        of fewer than ``least`` records counts as repeated, and so does that of a batch of no kind.
+        """
+        try:
+            if max(map(rows, taken.batches), default=0) < least:
+                return True
+        except ValueError:
+            return True
+        now = Release.of(self._step.params, self._step.params, 1.0)
+        halves = [_of_size(batch, rows(batch) // 2) for batch in taken.batches]
+        again, other = map(self._weights_after, (taken.batches, halves))
+        if taken.weights is None or again is None or other is None:
+            return False
+        rounding = _ROUNDING * taken.weights.distance(now)
+        return taken.weights.distance(again) <= rounding < again.distance(other)
+
+    def _weights_after(self, batches: Sequence[Any]) -> Release | None:
+        watch = StepWatch(self._step, keeps=True)
+        with contextlib.ExitStack() as stack, contextlib.suppress(Exception):  # the user's
+            stack.callback(self.state.put_back)
+            stack.callback(watch.remove)
+            self.state.numbers.put_back()
+            self._take_first(batches, None, alone=False)
+        return watch.taken.weights
 
     def known(self, batches: Sequence[Any], seed: int) -> Replay | None:
         """Return what `usual` would; None if that was not replayed yet."""

@@ -445,6 +445,8 @@ class TrainingState:
         self._leaves: list[torch.Tensor] = []
         #: Generators that other threads may draw from, and the entropy of a replay.
         self.shared, self.entropy = GlobalGenerators(), OwnEntropy()
+        #: The former as they were when the state was saved.
+        self.numbers = self.shared
         self._draws = CountedDraws(self.generators)
         self._back: list[PutBack] = []
         todo: deque[object] = deque(roots)

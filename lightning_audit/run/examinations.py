@@ -32,7 +32,7 @@ from lightning_audit.replay.examiner import (
 )
 from lightning_audit.replay.fork import may_fork
 from lightning_audit.replay.noise import SuccessiveSteps
-from lightning_audit.replay.step_replay import StepWatch, TakenStep
+from lightning_audit.replay.taken_step import StepWatch, TakenStep
 from lightning_audit.replay.training_state import TrainingState
 from lightning_audit.results.report_details import ExaminationTold
 from lightning_audit.run.facts import RunCourse
@@ -112,14 +112,15 @@ class Examinations:
                 return
             if self._before is None:
                 self.keep_before(steps)
-            self.watch = StepWatch(session.step)
+            self.watch = StepWatch(session.step, keeps=not self._user.sure)  # type: ignore[union-attr]
         if self.watch is not None:
             self.watch.start_batch(batch, self.earlier)
 
     def keep_before(self, steps: int) -> None:
         """Keep the state of the training before a batch that will be examined.
 
-        In the training's own process only of the first one, for a copy takes memory.
+        In the training's own process only of the first one, for a copy takes memory, unless the
+        replays must first repeat the step.
 
         Args:
             steps: number of steps taken so far.
@@ -129,7 +130,7 @@ class Examinations:
             return
         self._before = None
         if self.schedule.next_questions(time.perf_counter()) and user.begin():
-            first = not self._log.steps or may_fork(user.module.parameters())
+            first = not (self._log.steps and user.sure) or may_fork(user.module.parameters())
             self._before = state_before(user) if first else None
 
     def _cannot(self) -> bool:

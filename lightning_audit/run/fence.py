@@ -58,21 +58,24 @@ class FenceLog(Kept):
 
     Args:
         told: sentences on changes that are not explained, the first of each cause.
-        waiting: the same on changes within steps, by what made them, until one is examined.
+        waiting: what changed within a step and why it counts, by what made it, until such a step is
+            examined.
         monitors: sentences on decisions by metrics without noise.
         logged: names of what ``training_step`` logs.
         published: those whose values differed between replays of a step with other records.
         steps: number of steps that were watched.
+        examined: whether a step was replayed with all of its code.
     """
 
-    KEPT = ("told", "waiting", "monitors", "logged", "published", "steps")
+    KEPT = ("told", "waiting", "monitors", "logged", "published", "steps", "examined")
 
     told: dict[str, str] = field(default_factory=dict)
-    waiting: dict[str, str] = field(default_factory=dict)
+    waiting: dict[str, list[str]] = field(default_factory=dict)
     monitors: list[str] = field(default_factory=list)
     logged: list[str] = field(default_factory=list)
     published: list[str] = field(default_factory=list)
     steps: int = 0
+    examined: bool = False
 
     @property
     def size(self) -> int:
@@ -87,7 +90,10 @@ class FenceLog(Kept):
 
     def results(self) -> list[CheckResult]:
         """Return the results of the checks."""
-        changes = [*self.told.values(), *self.waiting.values()]
+        none = "no step was examined with all of its code"
+        none = "no examined step had such a change" if self.examined else none
+        waiting = [f"{what}, and {none}: {why}" for what, why in self.waiting.values()]
+        changes = [*self.told.values(), *waiting]
         found = [
             (FENCE_WEIGHTS, "changes", changes, "let no record reach weights outside of its step"),
             (FENCE_MONITORS, "monitors", self.monitors, "monitor records that are not trained on"),
@@ -548,7 +554,7 @@ class Fence:
             what = (
                 f"code that reads training records within a step changed {_parameters(len(moved))}"
             )
-            self._log.told.setdefault(what, f"{what}, first in step {self._log.steps}")
+            self._log.told.setdefault(what, f"{what}, first {self._when}")
         else:
             self._changes.append((name, before, self._now))
 
@@ -560,6 +566,7 @@ class Fence:
             examined: whether what the last of them leaves was replayed.
         """
         self._ended, self._examined, self._log.steps = True, examined, steps
+        self._log.examined |= examined
         if not self._hooked:
             self._close()
 
@@ -575,6 +582,12 @@ class Fence:
         self._past.add(self._now)
         self._changes, self._open, self._stepped, self._examined = [], False, True, False
 
+    @property
+    def _when(self) -> str:
+        """The step in which code runs, in words."""
+        step = self._log.steps + (not self._ended)
+        return f"in step {step}" if self._log.steps else "before the first step"
+
     def _judge_within(self, name: str, before: torch.Tensor, after: torch.Tensor) -> None:
         """Judge a change within a step, unless an examined step had one that is not explained."""
         seen, steps = self._covered.get(name), self._log.steps
@@ -585,7 +598,7 @@ class Fence:
         spans = self._entries.spans.values()
         pairs = [(before[at], after[at]) for at in spans if not same_bits(before[at], after[at])]
         why = self._why_not(pairs, before, after)
-        what = f"{name} changed {_parameters(len(pairs))} in step {steps}"
+        what = f"{name} changed {_parameters(len(pairs))} {self._when}"
         if why == _EARLIER:  # all replays of a step may choose alike
             self._log.told.setdefault(name, f"{what}: {why}")
         elif self._examined:
@@ -594,7 +607,7 @@ class Fence:
         else:
             self.news |= seen is None
             if why:
-                self._log.waiting[name] = f"{what}, and no examined step had such a change: {why}"
+                self._log.waiting[name] = [what, why]
 
     # ------------------------------------------------------------------ between steps
 

@@ -257,12 +257,8 @@ def test_planned_epochs_above_the_claim_are_told_before(tmp_path, caplog):
 
 @pytest.mark.parametrize(
     ("form", "given"),
-    [
-        (plain_loops.nano_form, {}),
-        (plain_loops.functions_form, {}),
-        (plain_loops.mnist_form, {"loader": None}),
-    ],
-    ids=["a function gets the batch", "a generator yields it", "no loader"],
+    [(plain_loops.scaled_form, {}), (plain_loops.mnist_form, {"loader": None})],
+    ids=["a generator changes the batch", "no loader"],
 )
 def test_a_body_that_cannot_be_run_again_leaves_the_audit_inconclusive(tmp_path, form, given):
     training = made()
@@ -272,7 +268,8 @@ def test_a_body_that_cannot_be_run_again_leaves_the_audit_inconclusive(tmp_path,
         form(training)
     assert audit.report.verdict.outcome == "INCONCLUSIVE"
     missing = "; ".join(audit.report.verdict.pass_blockers)
-    assert "cannot be run again; pass step=" in missing
+    assert "cannot be run again" in missing
+    assert "; pass step=" in missing
     assert ("plain_loops.py:" in missing) == (not given)
     assert ("sampl" in missing) == bool(given)
 

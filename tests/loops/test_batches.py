@@ -13,7 +13,9 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from plain_loops import Made, made
 from torch.utils.data import DataLoader
 
-from lightning_audit import AuditReport, PrivacyViolation, attach
+from lightning_audit import AuditReport, PrivacyViolation, UnauditableTraining, attach
+from lightning_audit.canaries.inputs import Mislabeled
+from lightning_audit.results.audit_report import ClaimUsedUp
 
 Loop = Callable[[Any, Made], None]
 #: Without replays, which find many of these as well.
@@ -158,21 +160,57 @@ def copied_ahead(audit: Any, training: Made) -> None:
             step(training, batch)
 
 
-def by_a_thread(audit: Any, training: Made) -> None:
-    def ahead() -> Iterator[Any]:
-        waiting: Any = queue.Queue(2)
+def fetched_by_threads(loader: Any, size: int, threads: int = 1) -> Iterator[Any]:
+    """Batches that other threads put into a queue; what they raise is raised here, at the end."""
+    waiting: Any = queue.Queue(size)
+    it, lock, raised = iter(loader), threading.Lock(), list[BaseException]()
 
-        def fetch() -> None:
-            for batch in training.loader:
+    def fetch() -> None:
+        try:
+            while True:
+                with lock:
+                    batch = next(it, None)
+                if batch is None:
+                    break
                 waiting.put(batch)
-            waiting.put(None)
+        except BaseException as error:
+            raised.append(error)
+        waiting.put(None)
 
+    for _ in range(threads):
         threading.Thread(target=fetch, daemon=True).start()
-        while (batch := waiting.get()) is not None:
+    ended = 0
+    while ended < threads:
+        batch = waiting.get(timeout=30)
+        ended += batch is None
+        if batch is not None:
             yield batch
+    assert raised == []
 
+
+def by_a_thread(audit: Any, training: Made) -> None:
     for _ in range(2):
-        for batch in ahead():
+        for batch in fetched_by_threads(training.loader, 2):
+            step(training, batch)
+
+
+def by_a_thread_far_ahead(audit: Any, training: Made) -> None:
+    for _ in range(2):
+        for batch in fetched_by_threads(training.loader, 100):
+            step(training, batch)
+
+
+def by_two_threads(audit: Any, training: Made) -> None:
+    for _ in range(2):
+        for batch in fetched_by_threads(training.loader, 4, threads=2):
+            step(training, batch)
+
+
+def by_a_thread_and_a_break(audit: Any, training: Made) -> None:
+    for _ in range(4):
+        for number, batch in enumerate(fetched_by_threads(training.loader, 2)):
+            if number == 20:
+                break
             step(training, batch)
 
 
@@ -254,6 +292,9 @@ def one_in_two(audit: Any, training: Made) -> None:
         fetched_ahead,
         copied_ahead,
         by_a_thread,
+        by_a_thread_far_ahead,
+        by_two_threads,
+        by_a_thread_and_a_break,
         augmented,
         beside_public_batches,
         accuracy_within_the_pass,
@@ -268,6 +309,59 @@ def one_in_two(audit: Any, training: Made) -> None:
 def test_a_loop_that_trains_on_its_loader_passes(tmp_path, loop):
     verdict = trained(tmp_path, loop).verdict
     assert verdict.outcome == "PASS", verdict.pass_blockers
+
+
+@pytest.mark.parametrize("size", [2, 100])
+def test_with_a_step_function_batches_of_a_thread_and_of_workers_are_examined(tmp_path, size):
+    training = made(loader=plain_loops.plain_loader(num_workers=2))
+    given = {**GIVEN, "examinations": "auto", "step": lambda batch: step(training, batch)}
+    with attach(*training.training, report_dir=tmp_path, **given) as audit:
+        for _ in range(2):
+            for batch in fetched_by_threads(training.loader, size):
+                step(training, batch)
+    assert audit.report.verdict.outcome == "PASS", audit.report.verdict.pass_blockers
+
+
+@pytest.mark.parametrize("size", [2, 100])
+def test_half_the_noise_is_raised_where_the_step_is_taken_and_not_where_it_is_fetched(
+    tmp_path, size
+):
+    training = made()
+
+    class Half(type(training.optimizer)):
+        def add_noise(self) -> None:
+            self.noise_multiplier /= 2
+            super().add_noise()
+            self.noise_multiplier *= 2
+
+    training.optimizer.__class__ = Half
+    with pytest.raises(PrivacyViolation) as raised:
+        with attach(*training.training, report_dir=tmp_path, **GIVEN):
+            for batch in fetched_by_threads(training.loader, size):
+                step(training, batch)
+    assert "step" in {entry.name for entry in raised.traceback}
+
+
+def test_a_claim_that_is_used_up_is_raised_before_a_step_on_a_batch_of_a_thread(tmp_path):
+    training = made()
+    given = {**GIVEN, "claimed_epsilon": 1.5}
+    with pytest.raises(ClaimUsedUp) as raised:
+        with attach(*training.training, report_dir=tmp_path, **given):
+            for _ in range(9):
+                for batch in fetched_by_threads(training.loader, 2):
+                    step(training, batch)
+    assert "step" in {entry.name for entry in raised.traceback}
+    assert raised.value.report.epsilon_spent <= 1.5
+
+
+def test_an_input_canary_that_a_thread_would_join_is_refused_at_the_step(tmp_path):
+    training = made()
+    given = {**GIVEN, "canaries": [Mislabeled()]}
+    with pytest.raises(UnauditableTraining, match="fetch one at a time") as raised:
+        with attach(*training.training, report_dir=tmp_path, **given):
+            for batch in fetched_by_threads(training.loader, 2):
+                step(training, batch)
+    assert "step" in {entry.name for entry in raised.traceback}
 
 
 # --- Batches that are left out before their forward pass.
@@ -290,6 +384,13 @@ def small_batches_alone(audit: Any, training: Made) -> None:
             step(training, (x + 0.0, y))
 
 
+def chosen_ones_of_a_thread(audit: Any, training: Made) -> None:
+    for _ in range(3):
+        for batch in fetched_by_threads(training.loader, 8):
+            if float(batch[0].mean()) > 0.0:
+                step(training, batch)
+
+
 def chosen_ones_fetched_ahead(audit: Any, training: Made) -> None:
     for _ in range(3):
         for batch in list(training.loader):
@@ -298,7 +399,8 @@ def chosen_ones_fetched_ahead(audit: Any, training: Made) -> None:
 
 
 @pytest.mark.parametrize(
-    "loop", [chosen_by_their_loss, small_batches_alone, chosen_ones_fetched_ahead]
+    "loop",
+    [chosen_by_their_loss, small_batches_alone, chosen_ones_fetched_ahead, chosen_ones_of_a_thread],
 )
 def test_batches_that_are_left_out_are_counted_and_keep_a_pass_away(tmp_path, loop):
     report = trained(tmp_path, loop)

@@ -1,11 +1,14 @@
 """Bodies of loops as functions: which are taken, what is left out, what a run of them does."""
 
 import ast
+import asyncio
+import itertools
 import linecache
 import queue
 import sys
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -46,11 +49,11 @@ class Model:
         self.seen.append(given)
 
 
-def ran(loader: Asks, model: Model, batch: Any, back: int = 0) -> list[Any]:
+def ran(loader: Asks, model: Model, batch: Any) -> list[Any]:
     """What a run of the last body on a batch does, between two passes."""
     before = len(model.seen), len(model.after)
     held, rest = dict(loader.frames[-1].f_locals), Rest()
-    loader.bodies[-1].run(loader.frames[-1], held, batch, rest, back)
+    loader.bodies[-1].run(loader.frames[-1], held, batch, rest)
     assert len(model.after) == before[1]  # what follows the step is left out without a fork
     return model.seen[before[0] :]
 
@@ -119,19 +122,28 @@ def test_names_and_counters_of_the_loop_are_as_they_were():
     assert [body is not None for body in loader.bodies] == [True, True, True]
 
 
-def yields(loader: Asks, model: Model) -> Any:
-    for batch in loader:
-        model.step(batch)
-        yield batch
-
-
-def zips(loader: Asks, model: Model) -> None:
-    for batch, _ in zip(loader, range(9), strict=False):
+def by_zip(loader: Asks, model: Model) -> None:
+    for _, batch in zip(range(9), loader, strict=False):
         model.step(batch)
 
 
-def comprehends(loader: Asks, model: Model) -> None:
-    _ = [model.step(batch) for batch in loader]
+def by_chain(loader: Asks, model: Model) -> None:
+    for batch in itertools.chain(loader):
+        model.step(batch)
+
+
+def by_comprehension(loader: Asks, model: Model) -> None:
+    _ = [model.step(batch) for batch in loader if batch is not None]
+
+
+def by_map(loader: Asks, model: Model) -> None:
+    list(map(model.step, loader))
+
+
+def by_walrus_in_head(loader: Asks, model: Model) -> None:
+    it = iter(loader)
+    while (batch := next(it, None)) is not None:
+        model.step(batch)
 
 
 def ahead(loader: Asks, model: Model) -> None:
@@ -142,30 +154,98 @@ def ahead(loader: Asks, model: Model) -> None:
         model.step(batch)
 
 
+def yields(loader: Asks, model: Model) -> Any:
+    for batch in loader:
+        model.step(batch)
+        yield batch
+
+
+async def waits(loader: Asks, model: Model) -> None:
+    for batch in loader:
+        await asyncio.sleep(0)
+        model.step(batch)
+
+
+@pytest.mark.parametrize(
+    "form", [by_zip, by_chain, by_comprehension, by_map, by_walrus_in_head, ahead, yields, waits]
+)
+def test_a_body_of_another_shape_runs_again_and_must_prove_itself(form):
+    loader, model = Asks(["a", "b", "c"], between=lambda: ran(loader, model, "z")), Model()
+    made = form(loader, model)
+    asyncio.run(made) if form is waits else list(made or ())
+    assert ("z",) in model.seen
+    assert {body.sure for body in loader.bodies if body is not None} == {False}
+
+
 def two_iterators(loader: Asks, model: Model) -> None:
     it, other = iter(loader), iter(range(9))
     for _ in range(2):
         model.step(next(it), next(other))
 
 
-def helper(loader: Asks, model: Model) -> None:
-    it = iter(loader)
-
-    def batch() -> Any:
-        return next(it)
-
+def several_at_once(loader: Asks, model: Model) -> None:
     for _ in range(2):
-        model.step(batch())
+        for_later = list(loader)
+        model.step(for_later)
 
 
-@pytest.mark.parametrize("form", [yields, zips, comprehends, ahead, two_iterators, helper])
+def two_of_two_loaders(loader: Asks, model: Model) -> None:
+    for batch, other in zip(loader, [*"ab"], strict=False):
+        model.step(batch, other)
+
+
+@pytest.mark.parametrize("form", [two_iterators, several_at_once, two_of_two_loaders])
 def test_a_body_that_is_not_sure_is_not_taken(form):
     loader = Asks(["a", "b"])
-    made = form(loader, Model())
-    if made is not None:
-        list(made)
+    form(loader, Model())
     assert loader.frames
     assert {body is None for body in loader.bodies} == {True}
+
+
+def test_the_function_that_asks_for_the_loop_is_passed_over():
+    def fetched(it: Any) -> Any:
+        return next(it)
+
+    def by_helper(loader: Asks, model: Model) -> None:
+        it = iter(loader)
+        for _ in range(2):
+            batch = fetched(it)
+            model.step(batch)
+
+    class Follows(Asks):
+        def __next__(self) -> Any:
+            step.fetched(sys._getframe(1))
+            return next(self.rest)
+
+    step = LoopStep(None, [], "32-true", [], None)
+    by_helper(Follows(["a", "b"]), Model())
+    assert step.obstacle() == ""
+    assert not step.sure
+    assert not step.whole  # what runs in the function is not run again
+
+
+class View:
+    """The names of a frame as Python 3.13 shows them, whose keys are no set."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        self._held = held
+
+    def keys(self) -> list[str]:
+        return [*self._held]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._held[name]
+
+
+def test_the_roots_are_read_from_a_view_of_the_names():
+    loader, model = Asks(["a", "b"]), Model()
+    by_for(Asks([(1, 2)], lambda: None), model)
+    by_walrus(loader, model)
+    frame = types.SimpleNamespace(f_locals=View({"model": model, "it": iter("a")}))
+    assert loader.bodies[0].roots(frame) == [model]
 
 
 def _loop(file: Path, source: str) -> CodeType:
@@ -174,13 +254,16 @@ def _loop(file: Path, source: str) -> CodeType:
     return compile(source, str(file), "exec")
 
 
-def test_a_file_that_was_edited_is_not_the_source(tmp_path):
+@pytest.mark.parametrize(
+    ("old", "new"), [("(batch)", "(batch, batch)"), ("0.5", "0.9"), (".step", ".skip")]
+)
+def test_a_file_that_was_edited_is_not_the_source(tmp_path, old, new):
     file = tmp_path / "loop.py"
-    source = "for batch in loader:\n    model.step(batch)\n"
+    source = "for batch in loader:\n    scale = 0.5\n    model.step(batch)\n"
     code, loader = _loop(file, source), Asks(["a"])
     exec(code, {"loader": loader, "model": Model()})
     assert loader.bodies[0] is not None
-    file.write_text(source.replace("(batch)", "(batch, batch)"))
+    file.write_text(source.replace(old, new))
     linecache.checkcache(str(file))
     loader = Asks(["a"])
     exec(code, {"loader": loader, "model": Model()})
@@ -207,13 +290,13 @@ def test_source_typed_into_an_interpreter_has_none():
 def test_the_step_says_why_it_cannot_be_run_again():
     step = LoopStep(None, [], "32-true", [], None)
     assert step.obstacle() == "the step cannot be run again; pass step="
-    loader = Asks(["a"])
-    zips(loader, Model())
+    loader = Asks(["a", "b"])
+    two_iterators(loader, Model())
     step.fetched(loader.frames[0])
     assert step.obstacle().startswith("the body of the loop at ")
     assert "test_body.py:" in step.obstacle()
     assert step.obstacle().endswith(" cannot be run again; pass step=")
-    with step.between(sys._getframe()), pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError):
         step.take(["z"])
     sure = LoopStep(None, [], "32-true", [], lambda batch: None)
     assert sure.obstacle() == ""

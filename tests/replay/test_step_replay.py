@@ -23,7 +23,6 @@ from lightning_audit.replay.step_replay import (
     Replay,
     RowsReplay,
     StepReplay,
-    StepWatch,
     count_rows,
     distance,
     equal_releases,
@@ -32,6 +31,7 @@ from lightning_audit.replay.step_replay import (
     shift_by_more_draws,
     why_no_rows,
 )
+from lightning_audit.replay.taken_step import StepWatch
 from lightning_audit.replay.training_state import TrainingState
 
 OWN = SimpleNamespace(

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.replay.before_step import BatchSource
 from lightning_audit.replay.examiner import Examined, examine_step
-from lightning_audit.replay.step_replay import TakenStep
+from lightning_audit.replay.taken_step import TakenStep
 
 
 class OverTheBatch(nn.Module):
