@@ -492,7 +492,7 @@ class StepReplay:
         self.sizes = [p.numel() for p in step.params]
         #: The trained tensors, and the claimed noise over the clipping norm.
         self.layout, self.noise_multiplier = step.layout, claim.noise_multiplier
-        self.clipping_norm = claim.max_grad_norm
+        self.clipping_norm, self.views = claim.max_grad_norm, claim.views
         #: Whether neighbors have the same number of records; see `StepClaim`.
         self.fixed_size = claim.fixed_size
 

@@ -207,7 +207,7 @@ def test_methods_that_are_not_opacus_own_are_named():
 
 def test_records_that_share_a_clip_are_a_finding(tmp_path):
     torch.manual_seed(3)
-    audit = PrivacyAudit(seed=1, on_violation="warn")
+    audit = PrivacyAudit(seed=1, on_violation="warn", examinations=1)
     trainer_for(tmp_path, audit, max_steps=1).fit(Module(Pairs))
     found = next(c for c in audit.report.checks if c.name == "replay.sensitivity")
     assert found.status == "violated"
@@ -228,7 +228,7 @@ class Views(Module):
 
 def test_collated_views_of_a_record_that_share_a_clip_are_not_accused(tmp_path):
     torch.manual_seed(3)
-    audit = PrivacyAudit(seed=1, on_violation="warn")
+    audit = PrivacyAudit(seed=1, on_violation="warn", examinations=1)
     trainer_for(tmp_path, audit, max_steps=4).fit(Views(Pairs))
     assert audit.report.verdict.outcome == "INCONCLUSIVE", audit.report.verdict
     assert audit.report.steps == 4
