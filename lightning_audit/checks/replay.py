@@ -383,6 +383,11 @@ class ExaminationLog:
         findings = any(told.findings for told in self._told.values())
         return findings or self.noise.found(significance)
 
+    @property
+    def leaks_into_weights(self) -> bool:
+        """Whether weights or optimizer state after a step depended on more than its release."""
+        return self._told[REPLAY_RELEASE.name].finding.startswith(("parameters", "optimizer state"))
+
     def asked(self, name: str) -> int:
         """Return the number of neighboring batches that a test replayed."""
         return self._told[name].asked

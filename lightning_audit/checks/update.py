@@ -218,10 +218,14 @@ class ReleaseProcessing:
         self._past: deque[FloatArray] = deque(maxlen=_LAGS)
         self._before: FloatArray | None = None
         self._steps = self._unexplained = 0
-        #: By step number, whether its gradient was not explained.
+        #: Number of steps whose gradient a backward pass behind the noise changed.
+        self.behind = 0
+        #: By step number, 1 if its gradient was not explained, 2 if `behind`.
         self._which = bytearray()
 
-    def update(self, step: int, release: FloatArray, used: FloatArray | None) -> None:
+    def update(
+        self, step: int, release: FloatArray, used: FloatArray | None, *, behind: bool = False
+    ) -> None:
         """Update with a step.
 
         Args:
@@ -229,13 +233,15 @@ class ReleaseProcessing:
             release: entries of the noisy gradient, ``[n]``.
             used: the same entries of the gradient at the update; None if it is the release times
                 one number.
+            behind: whether a backward pass behind the noise changed it.
         """
         self._steps += 1
         kept = release if used is None else used
-        if used is not None and not self._explains(release, used):
+        if behind or (used is not None and not self._explains(release, used)):
             self._unexplained += 1
             self._which.extend(bytes(max(0, step + 1 - len(self._which))))
-            self._which[step] = 1
+            self._which[step] = 1 + behind
+            self.behind += behind
         self._past.appendleft(release)
         self._before = kept
 
@@ -261,12 +267,24 @@ class ReleaseProcessing:
 
     @property
     def followed(self) -> bool:
-        """Whether at least nine tenths of the gradients, or all but nine, were explained."""
-        return self._unexplained <= max(_FEW, _SHARE * self._steps)
+        """Whether at least nine tenths of the gradients, or all but nine, were explained.
+
+        A backward pass behind the noise is explained by a replay alone.
+        """
+        return not self.behind and self._unexplained <= max(_FEW, _SHARE * self._steps)
 
     def was_unexplained(self, step: int) -> bool:
-        """Return whether the gradient of a step was not explained."""
-        return step < len(self._which) and bool(self._which[step])
+        """Return whether a step's gradient was not explained, for the worst of the reasons."""
+        return step < len(self._which) and self._which[step] > (self.behind > 0)
+
+    def if_of_records(self, found: CheckResult, leaks: bool) -> CheckResult:
+        """Return the result of `gradient_replaced`: backward passes behind the noise count, ...
+
+        ... if a replay found that the weights after a step depend on records beside its release.
+        """
+        if found.name != GRADIENT_REPLACED.name or not (leaks and self.behind):
+            return found
+        return gradient_replaced_result(self.behind, self._steps, self._which.index(2))
 
 
 # --- The check `unsynchronised`: processes that update with different gradients.

@@ -740,12 +740,14 @@ class GradientTap:
         started = values if at_update is None else at_update
         factor = None if at_update is None else factor_of(values, at_update)
         same = bool((started.view(np.int64) == now.view(np.int64)).all())  # NaN equals itself
-        if arrived is not None and self._backward_before and factor is None:
-            return Observation(values=now, replaced=True)
+        behind = arrived is not None and self._backward_before and factor is None
         if again and not at_cut:
             return Observation(values=values, unclear=True)
         if not same and backward:
-            return Observation(values=now, replaced=True)
+            # One of torch's optimizers runs a backward pass only by the training's closure.
+            if not at_cut or self._trusted:
+                return Observation(values=now, replaced=True)
+            behind = True
         # In-place changes by one of torch's own optimizers are part of its update.
         if self._trusted:
             same, now = True, started
@@ -754,6 +756,7 @@ class GradientTap:
             values=values,
             unclear=not (same or trusted or at_cut),
             at_cut=at_cut,
+            behind=behind,
             factor=factor,
             used=None if untouched else now,
             moves=None if moves is None else moves(),

@@ -53,7 +53,7 @@ from lightning_audit.loops.events import (
     loss_in_backward,
     users_frame,
 )
-from lightning_audit.loops.training import FP16, Loop, listed, named, params_of
+from lightning_audit.loops.training import AHEAD, FP16, Loop, listed, named, params_of
 from lightning_audit.results.audit_report import (
     AuditReport,
     ClaimUsedUp,
@@ -347,7 +347,7 @@ class Audit:
         if self._looks and self._begun:
             if self._by_input and not self._forward_ran and self._run is not None:
                 if not self._run.optimizers.steps:
-                    raise UnauditableTraining(_AHEAD)
+                    raise UnauditableTraining(AHEAD)
                 self._run.skipped()  # the loop left the batch out
             self._end_batch()
 
@@ -521,7 +521,7 @@ class Audit:
             return  # under vmap the batch begins with `per_sample`
         self._outer, self._forward_ran, self._thread = module, True, threading.get_ident()
         if self._by_input and self._fetcher != self._thread and not run.optimizers.steps:
-            raise UnauditableTraining(_AHEAD)  # here, where the step would be taken
+            raise UnauditableTraining(AHEAD)  # here, where the step would be taken
         if self._begun and self._fetches and not (self._stepped and self._ahead):
             return
         waiting = len(self._ahead)
@@ -855,12 +855,6 @@ class Audit:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close(error)
-
-
-_AHEAD = (
-    "an input canary joins each batch when it is fetched, and this loop fetches the next batch "
-    "before it trains on the last one; fetch one at a time, or use gradient canaries."
-)
 
 
 def _refuse_second(optimizers: Sequence[Any]) -> None:

@@ -20,6 +20,11 @@ FP16 = (
     "attach cannot audit fp16: a gradient scaler multiplies per-sample gradients before they are "
     "clipped; train in float32 or with torch.autocast(dtype=torch.bfloat16)."
 )
+#: Why an input canary is refused.
+AHEAD = (
+    "an input canary joins each batch when it is fetched, and this loop fetches the next batch "
+    "before it trains on the last one; fetch one at a time, or use gradient canaries."
+)
 
 
 class Loop(FrontEnd):

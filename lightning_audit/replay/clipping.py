@@ -642,7 +642,7 @@ def examine_clipping(
             if judged.far > 1.0 + tolerated:
                 if not found and not given.alone and not hands_all_over(replay, batch, seed):
                     return Answer(reason=MORE)
-                if not unshown.takes(_pair(given, trial, zeros=zeros), 1):
+                if not unshown.takes(_pair(given, trial, zeros=zeros), 1, judged.far):
                     found.append(_finding(trial, judged.far, replay.sizes))
             asked += 1
     if unshown.count and not found:

@@ -31,6 +31,7 @@ from lightning_audit.checks.replay_findings import (
     NO_ROWS,
     NONE_LEFT,
     NOT_SHOWN,
+    OTHER_ROWS,
     SEEDED,
     TOO_SMALL,
     Finding,
@@ -138,6 +139,8 @@ class Asked:
 
 
 def _sensitivity(asked: Asked) -> Answer:
+    if reason := _of_views(asked):
+        return Answer(reason=reason)
     return examine_sensitivity(
         *(asked.replay, asked.batches, asked.tolerated, asked.seed),
         replaced=asked.replaced,
@@ -147,9 +150,18 @@ def _sensitivity(asked: Asked) -> Answer:
 
 
 def _factors(asked: Asked) -> Answer:
+    if reason := _of_views(asked):
+        return Answer(reason=reason)
     return examine_factors(
         *(asked.replay, asked.batches, asked.tolerated, asked.seed), whole=asked.whole
     )
+
+
+def _of_views(asked: Asked) -> str:
+    """Return why rows of a batch are no records, as views that are collated, or empty."""
+    replay, batches = asked.replay, asked.batches
+    collated = replay.views > 1 and replay.usual(batches, asked.seed).rows < sum(map(rows, batches))
+    return OTHER_ROWS if collated else ""
 
 
 def _release(asked: Asked) -> Answer:

@@ -142,8 +142,10 @@ _FEW_ENTRIES, _SAME, _FURTHER_SEEDS = 25, 0.1, 3
 #: Pairs that estimate the noise in a record's contribution, and the factor by which a nonlinear
 #: function of the noisy gradient may show a record more than the gradient does.
 _PAIRS, _BENT = 24, 3.0
-#: Number of tested findings after which further ones are classified alike.
-_ENOUGH = 3
+#: Number of tested findings after which further ones are classified alike, unless so much larger.
+_ENOUGH, _LARGER = 3, 2.0
+#: Pairs from which on there are no more, and seconds that a doubling of their number may take.
+_MOST, _PATIENCE = 192, 20.0
 #: Rounding of equal sums, and least cosine of gradients of its own that a training adds.
 _ROUNDING, _ADDED = 1e-3, 0.3
 
@@ -214,10 +216,23 @@ def is_processed(draw: Draw, replay: StepReplay, seed: int, moved: int) -> bool:
     if any(gap.shape != gaps[0].shape or not bool(torch.isfinite(gap).all()) for gap in gaps):
         return False
     # A linear map of the noisy sum gives the same change by a record each time.
-    linear = all(float((gap - gaps[0]).norm()) <= _SAME * float(gaps[0].norm()) for gap in gaps)
-    allowed = moved * (1.0 if linear else _BENT)
-    releases = [one.release for one, _ in pairs]
-    return hidden_by_noise(gaps[0], releases, replay.noise_multiplier, allowed)
+    off = max(float((gap - gaps[0]).norm()) for gap in gaps) / float(gaps[0].norm())
+    allowed = moved * (1.0 if off <= _SAME else _BENT)
+    far = gaps[0].norm().reshape(1)
+    along = [one.release @ gaps[0] / far for one, _ in pairs]
+    del pairs, gaps[1:]
+    while hidden_by_noise(far, along, replay.noise_multiplier, allowed):
+        # Fewer draws than these hide twice what a record may add.
+        drawn, seconds = len(along), 2 * len(along) * replay.step_seconds
+        as_claimed = float(torch.stack(along).std()) * allowed < replay.noise_multiplier * far
+        if off > _SAME or not as_claimed or drawn >= _MOST or seconds > _PATIENCE:
+            return True
+        replay.allow(2 * drawn)
+        pairs = [draw(seed + number * _SECOND) for number in range(drawn, 2 * drawn)]
+        if any(each.error or not each.releases for pair in pairs for each in pair):
+            return True
+        along += [one.release @ gaps[0] / far for one, _ in pairs]
+    return False
 
 
 class Unshown:
@@ -231,15 +246,17 @@ class Unshown:
 
     def __init__(self, replay: StepReplay, seed: int, *, shown: bool) -> None:
         self._replay, self._seed, self._shown = replay, seed, shown
-        #: Number of such findings.
-        self.count = 0
+        #: Number of such findings, and the largest distance that was tested.
+        self.count, self._tested = 0, 0.0
 
-    def takes(self, draw: Draw, moved: int) -> bool:
-        """Return whether a pair that is too far apart is one of them; see `is_processed`."""
+    def takes(self, draw: Draw, moved: int, far: float) -> bool:
+        """Return whether a pair that is `far` too far apart is one; see `is_processed`."""
         if self._shown:
             return False
-        if self.count < _ENOUGH and not is_processed(draw, self._replay, self._seed, moved):
-            return False
+        if self.count < _ENOUGH or far > _LARGER * self._tested:
+            self._tested = max(self._tested, far)
+            if not is_processed(draw, self._replay, self._seed, moved):
+                return False
         self.count += 1
         return True
 
@@ -531,6 +548,9 @@ def examine_sensitivity(
             them too.
     """
     base = replay.usual(batches, seed)
+    # Without one of the records that share a clip, their sum may turn around.
+    if base.share and not replay.fixed_size and (most := 2.0 * base.stated) > 1.0 + tolerated:
+        return Answer(1, (Finding("one of several records that share a clip", most, 1.0),))
     if reason := too_coarse(rounding((r.norm() for r in base.releases), replay.dtypes), tolerated):
         return Answer(reason=reason)
     few = independent and replay.limited
@@ -697,7 +717,7 @@ class _Examination:
         if judged.tells and (math.isfinite(judged.far) or not made_up):
             self._asked += 1
             self._moves = self._moves or (judged.far > 0.0 and not by_row)
-            if judged.far > allowed and not self._unshown.takes(draw, moved):
+            if judged.far > allowed and not self._unshown.takes(draw, moved, judged.far):
                 self._found.append(Finding(name, judged.far, moved))
         return judged
 

@@ -84,6 +84,7 @@ class Replay:
         later_rows: its per-sample gradients, as ``gradients``; only on request.
         sure: whether the release was read after all noise was added.
         shown: whether Opacus or the user's code showed the release, before any post-processing.
+        share: whether several records are clipped together.
         error: the exception of the user's code; empty if none.
         where: file and line of the exception.
     """
@@ -104,6 +105,7 @@ class Replay:
     later_rows: list[torch.Tensor] = field(default_factory=list)
     sure: bool = True
     shown: bool = False
+    share: bool = False
     error: str = ""
     where: str = ""
 
@@ -346,6 +348,8 @@ _COUNTS = ("unclipped_num", "sample_size")
 _STEP_TIMES, _SOON = 80.0, 2.0
 #: Largest part of an update that rounding changes, as where canaries are taken out.
 _ROUNDING = 1e-4
+#: Rows of a batch, over those that are expected, that are no views of fewer records.
+_AS_EXPECTED = 1.5
 #: Releases that are multiples of another: least number, distance of the cosine from one at most,
 #: and of the factor at least.
 _MULTIPLES, _LINE, _CHANGED = 4, 1e-6, 0.01
@@ -395,7 +399,7 @@ class StepReplay:
         self._forms_rows = all(isinstance(each, torch.Tensor | list) for each in held)
         #: Number of replayed steps, and the seconds of the fastest one on all the step's records.
         self.steps, self.step_seconds = 0, float("inf")
-        self._began, self._records = clock(), 0
+        self._began, self._records, self._replayed = clock(), 0, 0
         # Number of steps up to which a finding is confirmed, however long that takes.
         self._confirms = 0
         #: Makes the step's bits repeatable; says what cannot be made so.
@@ -417,7 +421,7 @@ class StepReplay:
         self.sizes = [p.numel() for p in step.params]
         #: The trained tensors, and the claimed noise over the clipping norm.
         self.layout, self.noise_multiplier = step.layout, claim.noise_multiplier
-        self.clipping_norm = claim.max_grad_norm
+        self.clipping_norm, self.views = claim.max_grad_norm, claim.views
         #: Whether neighbors have the same number of records; see `StepClaim`.
         self.fixed_size = claim.fixed_size
 
@@ -587,6 +591,7 @@ class StepReplay:
     ) -> None:
         """Run the step on its batches, or only clip ``rows`` and add noise."""
         begun, records = clock(), _records(batches)
+        self._replayed = records
         self._records = self._records or records  # the whole batch comes first
         self._announce(len(batches))
         if alone and rows is not None:
@@ -743,8 +748,11 @@ class StepReplay:
             if len(tensors) == len(params) and self._later and self._keep:
                 found.later_rows.append(folded(tensors, self._keep))
             if len(tensors) == len(params) and not self._later:
-                views = self._claim.views
-                if views > 1:
+                views, count = self._claim.views, len(tensors[0])
+                # Records that are collated as several views each make more rows than expected.
+                few = self._records < _AS_EXPECTED * self._claim.scale
+                found.share = views > 1 and few and count == self._replayed
+                if views > 1 and not (found.share or count % views):
                     tensors = [t.view(-1, views, *t.shape[1:]).mean(1) for t in tensors]
                 self._forms_rows = True
                 count_rows(found, tensors, norm, self._keep)

@@ -175,7 +175,8 @@ _OF_NOISE = ("noise", "reuse", "channel")
 
 
 def _own_results(place: int, session: AuditSession, facts: RunFacts) -> list[CheckResult]:
-    checks = list(session.recorder.results)
+    leaks, told = facts.examined.leaks_into_weights, session.recorder.processing
+    checks = [told.if_of_records(check, leaks) for check in session.recorder.results]
     if facts.noise_equal:  # the recorder knows the draws of its own process alone
         equal = equal_noise_result(facts.processes)
         checks = [equal if check.name == equal.name else check for check in checks]

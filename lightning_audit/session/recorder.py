@@ -48,6 +48,10 @@ _NOT_FOLLOWED = (
     "the post-processing of the noisy gradient could not be followed, so that the update may use "
     "other data than the release; entrywise functions and sums over steps can be followed"
 )
+_BEHIND = (
+    "a backward pass ran between the noise and the update, and no replay of such a step showed "
+    "that its records are public; state examinations=10, so that more steps are replayed"
+)
 
 
 #: Reported if unclipped canaries occurred in so few steps that it may be chance.
@@ -101,7 +105,7 @@ class Recorder:
         #: Checks of the noise itself; up to date after `digest`.
         self._noise = NoiseChannelChecks(header, significance, fine=header.signal == 1.0)
         self._use = UseOfRelease(significance, header.coin_probability)
-        self._processing = ReleaseProcessing()
+        self.processing = ReleaseProcessing()
         self._waiting: list[Observation] = []
         #: Number of steps, and of those with canaries, fed or pending.
         self.steps = self.canary_steps = 0
@@ -155,7 +159,7 @@ class Recorder:
         if self._passes_at_times:
             return [_PASSES_AT_TIMES]
         if not self.is_followed(alone):
-            return [_NOT_FOLLOWED]
+            return [_BEHIND if self.processing.behind else _NOT_FOLLOWED]
         if not at_cut and self.released.tensors.min() < 1.0:
             return [f"{ZEROS}; {SHOW_THE_RELEASE}"]
         return []
@@ -168,8 +172,9 @@ class Recorder:
         Args:
             alone: replayed steps whose update used only their release.
         """
-        processing = self._processing
-        if processing.followed or self.header.signal != 1.0:
+        processing = self.processing
+        low = self.header.signal != 1.0
+        if processing.followed or (low and not processing.behind):
             return True
         return any(map(processing.was_unexplained, alone))
 
@@ -244,7 +249,7 @@ class Recorder:
             if seen.released is not None:
                 self._noise.update(dataclasses.replace(seen, step=number))
             if seen.followed is not None:
-                self._processing.update(number, *seen.followed)
+                self.processing.update(number, *seen.followed, behind=seen.behind)
         along = {n: seen.along for n, seen in steps.items() if seen.along is not None}
         if along and self.header.signal == 1.0:  # low precision leaves a residue of each canary
             coins = np.stack([steps[number].coins for number in along])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hand_written_support import CLAIM, HandWritten, OneByOne
+from hand_written_support import CLAIM, HandWritten, OneByOne, sample_norms
 from opacus import GradSampleModule
 from opacus.layers import DPLSTM
 from opacus.optimizers import DPOptimizer
@@ -302,6 +302,35 @@ def test_hand_written_batch_normalisation_is_found(tmp_path):
     report = violation(tmp_path, module, audit(claim=CLAIM), max_steps=1)
     assert report.verdict.fault.startswith(FAULT)
     assert int(module.norm.num_batches_tracked) == 1
+
+
+class ClippedByTheLargest(HandWritten):
+    """All gradients are scaled by the largest norm of the batch."""
+
+    def clipped_sums(self, grads):
+        factor = (1.0 / (sample_norms(grads).max() + 1e-9)).clamp(max=1.0)
+        return {name: factor * g.sum(0) for name, g in grads.items()}
+
+
+class Smoothed(HandWritten):
+    """The noisy gradient is filtered so that a record may add twice as much, and so does noise."""
+
+    def write_gradient(self, grads):
+        super().write_gradient(grads)
+        for p in self.net.parameters():
+            flat = p.grad.flatten()
+            p.grad = (flat + 0.5 * (flat.roll(1) + flat.roll(-1))).view_as(p)
+
+
+def test_clipping_by_the_largest_norm_of_the_batch_is_found_by_hand(tmp_path):
+    report = violation(tmp_path, ClippedByTheLargest(), audit(claim=CLAIM), max_steps=3)
+    names = {check.name for check in report.checks if check.status == "violated"}
+    assert names & {"replay.sensitivity", "replay.clipping"}
+
+
+def test_a_linear_filter_behind_the_noise_is_not_accused_by_hand(tmp_path):
+    report = fit(tmp_path, Smoothed(), audit(claim=CLAIM), max_steps=3)
+    assert report.verdict.outcome == "INCONCLUSIVE", report.verdict
 
 
 @pytest.mark.parametrize("kind", [HandWritten, InTwoParts])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from opacus.optimizers import DPOptimizer
 from opacus.optimizers.optimizer import _mark_as_processed
+from torch.utils.data import DataLoader
 from training_support import ManualModule, trainer_for
 
 from lightning_audit import PrivacyAudit
@@ -103,6 +104,20 @@ class Spoils(Late):
         return super().factors()
 
 
+class Pairs(DPOptimizer):
+    """Averages each row with its neighbor, and clips the mean: of two records, or of two views."""
+
+    def clip_and_accumulate(self):
+        means = [
+            torch.cat([g, g[: len(g) % 2]]).unflatten(0, (-1, 2)).mean(1) for g in self.grad_samples
+        ]
+        lengths = torch.stack([g.flatten(1).norm(dim=1) for g in means]).norm(dim=0)
+        factors = (self.max_grad_norm / (lengths + 1e-6)).clamp(max=1.0)
+        for p, g in zip(self.params, means, strict=True):
+            p.summed_grad = torch.einsum("i,i...", factors, g)
+            _mark_as_processed(p.grad_sample)
+
+
 class Module(ManualModule):
     """Trains with one of these optimizers, which is told the number of records."""
 
@@ -188,3 +203,33 @@ def test_methods_that_are_not_opacus_own_are_named():
     assert own_methods(DPOptimizer.__new__(DPOptimizer)) == ()
     named = type("Named", (DPOptimizer,), {"add_noise": partial(print)})  # has no module
     assert own_methods(named.__new__(named)) == ("add_noise",)
+
+
+def test_records_that_share_a_clip_are_a_finding(tmp_path):
+    torch.manual_seed(3)
+    audit = PrivacyAudit(seed=1, on_violation="warn", examinations=1)
+    trainer_for(tmp_path, audit, max_steps=1).fit(Module(Pairs))
+    found = next(c for c in audit.report.checks if c.name == "replay.sensitivity")
+    assert found.status == "violated"
+    assert "one of several records that share a clip: 2 C" in found.message
+
+
+class Views(Module):
+    """The loader collates two views of each record, which are a mean before they are clipped."""
+
+    def plain_loader(self):
+        def collate(items):
+            x, y = (torch.stack(each) for each in zip(*items, strict=True))
+            return x.repeat_interleave(2, 0), y.repeat_interleave(2, 0)
+
+        own = super().plain_loader()
+        return DataLoader(own.dataset, own.batch_size, collate_fn=collate)
+
+
+def test_collated_views_of_a_record_that_share_a_clip_are_not_accused(tmp_path):
+    torch.manual_seed(3)
+    audit = PrivacyAudit(seed=1, on_violation="warn", examinations=1)
+    trainer_for(tmp_path, audit, max_steps=4).fit(Views(Pairs))
+    assert audit.report.verdict.outcome == "INCONCLUSIVE", audit.report.verdict
+    assert audit.report.steps == 4
+    assert not any("audit failed" in why for why in audit.report.verdict.pass_blockers)
