@@ -56,6 +56,7 @@ from lightning_audit.replay.records import (
     tolerance,
 )
 from lightning_audit.replay.release import examine_release
+from lightning_audit.replay.releases import Release
 from lightning_audit.replay.step_replay import (
     ANOTHER_DREW,
     StepReplay,
@@ -64,7 +65,7 @@ from lightning_audit.replay.step_replay import (
     equal_releases,
     same_numbers,
 )
-from lightning_audit.replay.taken_step import TakenStep
+from lightning_audit.replay.taken_step import StepWatch, TakenStep
 from lightning_audit.replay.training_state import (
     CannotKeep,
     GlobalGenerators,
@@ -90,6 +91,8 @@ OTHER_STEP = (
     "with the same batch and random numbers, it does not give the same weights: what the loop "
     "iterates may change the batches, or train on earlier ones"
 )
+#: Largest part of an update that rounding changes, as where canaries are taken out.
+_ROUNDING = 1e-4
 _UNSTEADY = "the step is not deterministic: {lacking}"
 _RANDOM_NORM = "the clipping norm of a step depends on random numbers"
 _OTHER_SEED = 9_115_027
@@ -752,7 +755,7 @@ def _answered(
         starts_before=order.before is not None,
         forked=order.forked,
     )
-    if not user.sure and (order.before is None or not replay.repeats(taken, LEAST_RECORDS)):
+    if not user.sure and not _repeats(order, replay):
         return _none(names, OTHER_STEP)
     low = user.precision not in _FULL_PRECISION
     asked = Asked(
@@ -780,6 +783,39 @@ def _answered(
         one_number=replay.one_number,
         whole=user.whole,
     )
+
+
+def _repeats(order: _Order, replay: StepReplay) -> bool:
+    """Return whether the step gives its weights again, and on half of the records others.
+
+    It is run with the random numbers that it drew; else what is run again is another step. A batch
+    of few records, or of an unknown kind, counts as repeated: no question is tested on it.
+    """
+    batches, params, ends = order.taken.batches, order.step.params, order.taken.weights
+    try:
+        if max(map(rows, batches), default=0) < LEAST_RECORDS:
+            return True
+    except ValueError:
+        return True
+    if order.before is None or ends is None:
+        return False
+    now = Release.of(params, params, 1.0)
+
+    def weights_after(batches: Sequence[Any]) -> Release | None:
+        watch = StepWatch(order.step, keeps=True)
+        with contextlib.ExitStack() as stack, contextlib.suppress(Exception):  # the user's
+            stack.callback(replay.state.put_back)
+            stack.callback(watch.remove)
+            replay.state.numbers.put_back()
+            replay.take_first(batches, None, alone=False)
+        return watch.taken.weights
+
+    halves = [taken(batch, range(rows(batch) // 2)) for batch in batches]
+    again, other = weights_after(batches), weights_after(halves)
+    if again is None or other is None:
+        return False
+    rounding = _ROUNDING * ends.distance(now)
+    return ends.distance(again) <= rounding < again.distance(other)
 
 
 def _none(names: Collection[str], reason: str) -> Examined:

@@ -40,7 +40,7 @@ from lightning_audit.hooks.step_hooks import MethodHook, is_torchs, with_closure
 from lightning_audit.replay.device import SteadyKernels, clock, no_room, room
 from lightning_audit.replay.fork import ReachesOut
 from lightning_audit.replay.releases import Release
-from lightning_audit.replay.taken_step import StepWatch, TakenStep, copied
+from lightning_audit.replay.taken_step import copied
 from lightning_audit.replay.training_state import (
     TrainingState,
     left_behind,
@@ -346,8 +346,6 @@ _COUNTS = ("unclipped_num", "sample_size")
 
 #: Step times that limited replays may take, and seconds in which they are not counted.
 _STEP_TIMES, _SOON = 80.0, 2.0
-#: Largest part of an update that rounding changes, as where canaries are taken out.
-_ROUNDING = 1e-4
 #: Rows of a batch, over those that are expected, that are no views of fewer records.
 _AS_EXPECTED = 1.5
 #: Releases that are multiples of another: least number, distance of the cosine from one at most,
@@ -436,34 +434,6 @@ class StepReplay:
             1, batches, seed, lambda: self.run(batches, seed, released=usual, then=batches)
         )
 
-    def repeats(self, taken: TakenStep, least: int) -> bool:
-        """Return whether the step gives its weights again, and on half of the records others.
-
-        It is run with the random numbers that it drew; else what is run again is another step. That
-        of fewer than ``least`` records counts as repeated, and so does that of a batch of no kind.
-        """
-        try:
-            if max(map(rows, taken.batches), default=0) < least:
-                return True
-        except ValueError:
-            return True
-        now = Release.of(self._step.params, self._step.params, 1.0)
-        halves = [_of_size(batch, rows(batch) // 2) for batch in taken.batches]
-        again, other = map(self._weights_after, (taken.batches, halves))
-        if taken.weights is None or again is None or other is None:
-            return False
-        rounding = _ROUNDING * taken.weights.distance(now)
-        return taken.weights.distance(again) <= rounding < again.distance(other)
-
-    def _weights_after(self, batches: Sequence[Any]) -> Release | None:
-        watch = StepWatch(self._step, keeps=True)
-        with contextlib.ExitStack() as stack, contextlib.suppress(Exception):  # the user's
-            stack.callback(self.state.put_back)
-            stack.callback(watch.remove)
-            self.state.numbers.put_back()
-            self._take_first(batches, None, alone=False)
-        return watch.taken.weights
-
     def known(self, batches: Sequence[Any], seed: int) -> Replay | None:
         """Return what `usual` would; None if that was not replayed yet."""
         kept = self._kept.get((0, seed, *map(id, batches)))
@@ -522,7 +492,7 @@ class StepReplay:
                 contextlib.nullcontext() if self.forked else self.steady(),
             ):
                 places.begin()
-                self._take_first(batches, rows, alone=alone)
+                self.take_first(batches, rows, alone=alone)
                 if then or look:
                     found.after = left_behind(
                         *(self._module, self._step.optimizer), saves=self.forked, like=self._after
@@ -586,9 +556,7 @@ class StepReplay:
                 raise
             self._full = full
 
-    def _take_first(
-        self, batches: Sequence[Any], rows: torch.Tensor | None, *, alone: bool
-    ) -> None:
+    def take_first(self, batches: Sequence[Any], rows: torch.Tensor | None, *, alone: bool) -> None:
         """Run the step on its batches, or only clip ``rows`` and add noise."""
         begun, records = clock(), _records(batches)
         self._replayed = records

@@ -13,9 +13,9 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from plain_loops import Made, made
 from torch.utils.data import DataLoader
 
-from lightning_audit import AuditReport, PrivacyViolation, UnauditableTraining, attach
+from lightning_audit import AuditReport, PrivacyViolation, attach
 from lightning_audit.canaries.inputs import Mislabeled
-from lightning_audit.results.audit_report import ClaimUsedUp
+from lightning_audit.results.audit_report import ClaimUsedUp, UnauditableTraining
 
 Loop = Callable[[Any, Made], None]
 #: Without replays, which find many of these as well.
@@ -311,21 +311,24 @@ def test_a_loop_that_trains_on_its_loader_passes(tmp_path, loop):
     assert verdict.outcome == "PASS", verdict.pass_blockers
 
 
-@pytest.mark.parametrize("size", [2, 100])
-def test_with_a_step_function_batches_of_a_thread_and_of_workers_are_examined(tmp_path, size):
-    training = made(loader=plain_loops.plain_loader(num_workers=2))
-    given = {**GIVEN, "examinations": "auto", "step": lambda batch: step(training, batch)}
-    with attach(*training.training, report_dir=tmp_path, **given) as audit:
+def attached_by_thread(folder: Path, training: Made, size: int, **given: Any) -> AuditReport:
+    with attach(*training.training, report_dir=folder, **{**GIVEN, **given}) as audit:
         for _ in range(2):
             for batch in fetched_by_threads(training.loader, size):
                 step(training, batch)
-    assert audit.report.verdict.outcome == "PASS", audit.report.verdict.pass_blockers
+    return audit.report
 
 
 @pytest.mark.parametrize("size", [2, 100])
-def test_half_the_noise_is_raised_where_the_step_is_taken_and_not_where_it_is_fetched(
-    tmp_path, size
-):
+def test_with_a_step_function_batches_of_a_thread_and_of_workers_are_examined(tmp_path, size):
+    training = made(loader=plain_loops.plain_loader(num_workers=2))
+    given = {"examinations": "auto", "step": lambda batch: step(training, batch)}
+    verdict = attached_by_thread(tmp_path, training, size, **given).verdict
+    assert verdict.outcome == "PASS", verdict.pass_blockers
+
+
+@pytest.mark.parametrize("size", [2, 100])
+def test_half_the_noise_is_raised_where_the_step_is_taken_and_not_fetched(tmp_path, size):
     training = made()
 
     class Half(type(training.optimizer)):
@@ -336,31 +339,20 @@ def test_half_the_noise_is_raised_where_the_step_is_taken_and_not_where_it_is_fe
 
     training.optimizer.__class__ = Half
     with pytest.raises(PrivacyViolation) as raised:
-        with attach(*training.training, report_dir=tmp_path, **GIVEN):
-            for batch in fetched_by_threads(training.loader, size):
-                step(training, batch)
+        attached_by_thread(tmp_path, training, size)
     assert "step" in {entry.name for entry in raised.traceback}
 
 
 def test_a_claim_that_is_used_up_is_raised_before_a_step_on_a_batch_of_a_thread(tmp_path):
-    training = made()
-    given = {**GIVEN, "claimed_epsilon": 1.5}
     with pytest.raises(ClaimUsedUp) as raised:
-        with attach(*training.training, report_dir=tmp_path, **given):
-            for _ in range(9):
-                for batch in fetched_by_threads(training.loader, 2):
-                    step(training, batch)
+        attached_by_thread(tmp_path, made(), 2, claimed_epsilon=1.5)
     assert "step" in {entry.name for entry in raised.traceback}
     assert raised.value.report.epsilon_spent <= 1.5
 
 
 def test_an_input_canary_that_a_thread_would_join_is_refused_at_the_step(tmp_path):
-    training = made()
-    given = {**GIVEN, "canaries": [Mislabeled()]}
     with pytest.raises(UnauditableTraining, match="fetch one at a time") as raised:
-        with attach(*training.training, report_dir=tmp_path, **given):
-            for batch in fetched_by_threads(training.loader, 2):
-                step(training, batch)
+        attached_by_thread(tmp_path, made(), 2, canaries=[Mislabeled()])
     assert "step" in {entry.name for entry in raised.traceback}
 
 

@@ -40,6 +40,18 @@ class Asks:
         return next(self.rest)
 
 
+class Followed(Asks):
+    """Batches whose loop a step takes."""
+
+    def __init__(self, batches: list[Any], step: LoopStep) -> None:
+        super().__init__(batches)
+        self.step = step
+
+    def __next__(self) -> Any:
+        self.step.fetched(sys._getframe(1))
+        return next(self.rest)
+
+
 class Model:
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -212,13 +224,8 @@ def test_the_function_that_asks_for_the_loop_is_passed_over():
             batch = fetched(it)
             model.step(batch)
 
-    class Follows(Asks):
-        def __next__(self) -> Any:
-            step.fetched(sys._getframe(1))
-            return next(self.rest)
-
     step = LoopStep(None, [], "32-true", [], None)
-    by_helper(Follows(["a", "b"]), Model())
+    by_helper(Followed(["a", "b"], step), Model())
     assert step.obstacle() == ""
     assert not step.sure
     assert not step.whole  # what runs in the function is not run again
@@ -290,9 +297,7 @@ def test_source_typed_into_an_interpreter_has_none():
 def test_the_step_says_why_it_cannot_be_run_again():
     step = LoopStep(None, [], "32-true", [], None)
     assert step.obstacle() == "the step cannot be run again; pass step="
-    loader = Asks(["a", "b"])
-    two_iterators(loader, Model())
-    step.fetched(loader.frames[0])
+    two_iterators(Followed(["a", "b"], step), Model())
     assert step.obstacle().startswith("the body of the loop at ")
     assert "test_body.py:" in step.obstacle()
     assert step.obstacle().endswith(" cannot be run again; pass step=")

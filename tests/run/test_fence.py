@@ -452,7 +452,8 @@ def test_a_change_within_steps_is_left_to_the_replays_of_a_step_that_makes_it(tm
     noisy = each_weight(lambda p: p + 0.01 * torch.randn_like(p), "on_train_batch_end")
     given = {"max_steps": 3, "max_epochs": None}
     report = trained(tmp_path / "not", module(), noisy, **given)
-    assert "LambdaCallback changed 6 parameters in step 1, and no examined step" in changes(report)
+    told = "LambdaCallback changed 6 parameters in step 1, and no step was examined with all of its"
+    assert told in changes(report)
     assert changes(trained(tmp_path, module(), noisy, examinations=1, **given)) == ""
 
 
@@ -579,6 +580,25 @@ def attached(folder: Path, between: Callable[[Made, int], None]) -> AuditReport:
     with attach(*training.training, report_dir=folder, **given) as audit:
         loop(training, between)
     return audit.report
+
+
+def test_a_change_before_the_first_step_is_in_no_step(tmp_path):
+    training = made(loader=DataLoader(random_data(64), 16))
+    given = {"examinations": 0, "on_violation": "warn", "report_dir": tmp_path}
+    with attach(*training.training, **given) as audit:
+        for number, batch in enumerate([*training.loader] * 3):
+            loss = loss_of(training, batch)
+            if number == 0:
+                with torch.no_grad():
+                    [*training.model.parameters()][-1].normal_()
+                training.optimizer.zero_grad()
+                continue
+            loss.backward()
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+    told = changes(audit.report)
+    assert "changed 1 parameter before the first step" in told
+    assert "step 0" not in told
 
 
 def weights_of(training: Made) -> list[torch.Tensor]:

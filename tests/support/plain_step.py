@@ -35,7 +35,7 @@ class PlainStep:
     precision = "32-true"
     aside: Sequence[object] = ()
     logged: ClassVar[dict[str, set[Any]]] = {}
-    whole = True
+    whole = sure = True
 
     def __init__(
         self,
