@@ -218,7 +218,7 @@ class ReleaseProcessing:
         self._past: deque[FloatArray] = deque(maxlen=_LAGS)
         self._before: FloatArray | None = None
         self._steps = self._unexplained = 0
-        #: Number of steps whose gradient a backward pass behind the noise changed.
+        #: Number of steps whose gradient a backward pass after the noise changed.
         self.behind = 0
         #: By step number, 1 if its gradient was not explained, 2 if `behind`.
         self._which = bytearray()
@@ -233,7 +233,7 @@ class ReleaseProcessing:
             release: entries of the noisy gradient, ``[n]``.
             used: the same entries of the gradient at the update; None if it is the release times
                 one number.
-            behind: whether a backward pass behind the noise changed it.
+            behind: whether a backward pass after the noise changed it.
         """
         self._steps += 1
         kept = release if used is None else used
@@ -269,7 +269,7 @@ class ReleaseProcessing:
     def followed(self) -> bool:
         """Whether at least nine tenths of the gradients, or all but nine, were explained.
 
-        A backward pass behind the noise is explained by a replay alone.
+        A backward pass after the noise is explained by a replay alone.
         """
         return not self.behind and self._unexplained <= max(_FEW, _SHARE * self._steps)
 
@@ -278,9 +278,9 @@ class ReleaseProcessing:
         return step < len(self._which) and self._which[step] > (self.behind > 0)
 
     def if_of_records(self, found: CheckResult, leaks: bool) -> CheckResult:
-        """Return the result of `gradient_replaced`: backward passes behind the noise count, ...
+        """Return the result of `gradient_replaced`, in which backward passes after the noise count.
 
-        ... if a replay found that the weights after a step depend on records beside its release.
+        They do if a replay found that the weights depend on records in addition to the release.
         """
         if found.name != GRADIENT_REPLACED.name or not (leaks and self.behind):
             return found
