@@ -104,7 +104,8 @@ _BY_RECORDS = (
 _FIXED = (
     "train the generator on a fixed number of fakes, such as the expected batch size, for any size "
     "of the batch; the private discriminator's step may use as many fakes as records, if they are "
-    "detached"
+    "detached and in a pass of their own: in one pass with the records, use a fixed number, for "
+    "each fake is a row that is clipped and summed with theirs"
 )
 
 
@@ -218,9 +219,9 @@ class ReleaseProcessing:
         self._past: deque[FloatArray] = deque(maxlen=_LAGS)
         self._before: FloatArray | None = None
         self._steps = self._unexplained = 0
-        #: Number of steps whose gradient a backward pass behind the noise changed.
+        #: Number of steps whose gradient a backward pass after the noise changed.
         self.behind = 0
-        #: By step number, 1 if its gradient was not explained, 2 if `behind`.
+        #: By step number, 1 if its gradient was not explained, 2 if by a backward pass.
         self._which = bytearray()
 
     def update(
@@ -233,7 +234,7 @@ class ReleaseProcessing:
             release: entries of the noisy gradient, ``[n]``.
             used: the same entries of the gradient at the update; None if it is the release times
                 one number.
-            behind: whether a backward pass behind the noise changed it.
+            behind: whether a backward pass after the noise changed it.
         """
         self._steps += 1
         kept = release if used is None else used
@@ -269,7 +270,7 @@ class ReleaseProcessing:
     def followed(self) -> bool:
         """Whether at least nine tenths of the gradients, or all but nine, were explained.
 
-        A backward pass behind the noise is explained by a replay alone.
+        A backward pass after the noise is explained by a replay alone.
         """
         return not self.behind and self._unexplained <= max(_FEW, _SHARE * self._steps)
 
@@ -278,9 +279,9 @@ class ReleaseProcessing:
         return step < len(self._which) and self._which[step] > (self.behind > 0)
 
     def if_of_records(self, found: CheckResult, leaks: bool) -> CheckResult:
-        """Return the result of `gradient_replaced`: backward passes behind the noise count, ...
+        """Return the result of `gradient_replaced`: backward passes after the noise count, ...
 
-        ... if a replay found that the weights after a step depend on records beside its release.
+        ... if a replay found that weights after a step depend on records, not on its release alone.
         """
         if found.name != GRADIENT_REPLACED.name or not (leaks and self.behind):
             return found

@@ -171,8 +171,8 @@ class Observation:
             backward pass, so that it is not known which gradient the update used.
         at_cut: whether it was read right after the noise was added, before the updating optimizer
             was called.
-        behind: whether a backward pass behind the noise changed the gradient that was read there;
-            replays tell whether it was one of private records.
+        behind: whether a backward pass after the noise changed the gradient that was read there;
+            replays show whether it was one of private records.
         factor: factor by which the gradient was multiplied between the cut and the update; None if
             it was changed in another way, or not read at the cut.
         used: the gradient after the update, ``[n]``; None if its bits are those of ``values``.

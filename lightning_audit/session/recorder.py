@@ -49,8 +49,8 @@ _NOT_FOLLOWED = (
     "other data than the release; entrywise functions and sums over steps can be followed"
 )
 _BEHIND = (
-    "a backward pass ran between the noise and the update, and no replay of such a step showed that "
-    "its records are public; state examinations=10, so that more steps are replayed"
+    "a backward pass ran between the noise and the update, and no replay of such a step showed "
+    "that its records are public; state examinations=10, so that more steps are replayed"
 )
 
 
