@@ -131,7 +131,8 @@ _TO_DO = {
     ONE_NUMBER: f"{ONE_NUMBER}; this mechanism is not audited: review how the number is clipped "
     "and noised",
     OTHER_ROWS: f"{OTHER_ROWS}; clip one gradient per record: views of a record that are clipped "
-    "apart add more than C, and one record of a microbatch that shares a clip changes it by 2 C",
+    "apart add more than C, and one record of a microbatch that shares a clip changes it by 2 C; "
+    "give public rows, such as fakes of a GAN, a pass of their own",
 }
 
 

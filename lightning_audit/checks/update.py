@@ -104,7 +104,8 @@ _BY_RECORDS = (
 _FIXED = (
     "train the generator on a fixed number of fakes, such as the expected batch size, for any size "
     "of the batch; the private discriminator's step may use as many fakes as records, if they are "
-    "detached"
+    "detached and in a pass of their own: in one pass with the records, use a fixed number, for "
+    "each fake is a row that is clipped and summed with theirs"
 )
 
 
@@ -220,7 +221,7 @@ class ReleaseProcessing:
         self._steps = self._unexplained = 0
         #: Number of steps whose gradient a backward pass after the noise changed.
         self.behind = 0
-        #: By step number, 1 if its gradient was not explained, 2 if `behind`.
+        #: By step number, 1 if its gradient was not explained, 2 if by a backward pass.
         self._which = bytearray()
 
     def update(

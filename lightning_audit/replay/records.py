@@ -145,7 +145,7 @@ _PAIRS, _BENT = 24, 3.0
 #: Number of tested findings after which further ones are classified alike, unless so much larger.
 _ENOUGH, _LARGER = 3, 2.0
 #: Pairs from which on there are no more, and seconds that a doubling of their number may take.
-_MOST, _PATIENCE = 192, 20.0
+_MOST, _PATIENCE = 96, 20.0
 #: Rounding of equal sums, and least cosine of gradients of its own that a training adds.
 _ROUNDING, _ADDED = 1e-3, 0.3
 
@@ -250,7 +250,7 @@ class Unshown:
         self.count, self._tested = 0, 0.0
 
     def takes(self, draw: Draw, moved: int, far: float) -> bool:
-        """Return whether a pair that is `far` too far apart is one; see `is_processed`."""
+        """Return whether a pair of a distance ``far`` is one of them; see `is_processed`."""
         if self._shown:
             return False
         if self.count < _ENOUGH or far > _LARGER * self._tested:

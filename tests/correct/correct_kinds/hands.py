@@ -276,6 +276,32 @@ class OneNoisyNumber(Digits, kind="zeroth-order-one-number"):
         self.optimizers().step()
 
 
+class HandedNumbers(Digits, kind="zeroth-order-rows-handed-over"):
+    """Correct: a record's row is its difference of losses times a public direction, clipped to C;
+    the noise is one number times this direction. Unusual: rows go through `per_sample`, and crafted
+    rows in their place have other directions than the noise (DPZero, DP-ZO)."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        params = self.params()
+        along = {n: torch.randn_like(p) for n, p in params.items()}
+        length = norm_of(along)
+        both = []
+        for shift in (1e-2, -1e-2):
+            moved = {n: p + shift * along[n] / length for n, p in params.items()}
+            outputs = functional_call(self.net, moved, (batch[0],))
+            both.append(functional.cross_entropy(outputs, batch[1], reduction="none").detach())
+        numbers = (both[0] - both[1]) / 2e-2
+        grads = {n: torch.einsum("i,...->i...", numbers, a / length) for n, a in along.items()}
+        grads = lightning_audit.per_sample(grads, module=self)
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads.values()]).norm(dim=0)
+        factors = (self.clip / (norms + 1e-9)).clamp(max=1.0)
+        drawn = self.noise(factors.sum())
+        for name, p in self.net.named_parameters():
+            total = torch.einsum("i,i...->...", factors, grads[name])
+            p.grad = (total + drawn * along[name] / length) / self.batch_size
+        self.optimizers().step()
+
+
 class TreeNoise(Digits, kind="tree-noise-of-prefix-sums"):
     """Correct: the noise of each prefix sum is that of the nodes of a binary tree (DP-FTRL).
     Unusual: the noise of a step is the difference of two prefixes, correlated with earlier steps;
