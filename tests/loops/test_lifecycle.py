@@ -392,3 +392,32 @@ def test_a_claim_ends_a_loop_under_autocast_before_the_step_that_exceeds_it(tmp_
         attach(*training.training, **{**GIVEN, "claimed_epsilon": 2.0}, report_dir=tmp_path),
     ):
         plain_loops.bf16_form(training, epochs=6)
+
+
+def test_an_optimizer_over_more_parameters_ends_the_audit_and_not_the_training(tmp_path):
+    training = made()
+    first, *rest = training.model.parameters()
+    first.requires_grad_(False)
+
+    def replace_optimizer(params: list[Any]) -> None:
+        inner = torch.optim.SGD(params, lr=0.05)
+        sigma, loader = training.optimizer.noise_multiplier, training.loader
+        training.optimizer = DPOptimizer(
+            inner, noise_multiplier=sigma, max_grad_norm=1.0, expected_batch_size=16
+        )
+        training.optimizer.attach_step_hook(
+            training.engine.accountant.get_optimizer_hook_fn(loader.sample_rate)
+        )
+
+    replace_optimizer(rest)
+    with attach(*training.training, **GIVEN, report_dir=tmp_path) as audit:
+        plain_loops.mnist_form(training, epochs=1)
+        first.requires_grad_(True)
+        replace_optimizer([first, *rest])
+        audit.follow(optimizer=training.optimizer)
+        before = first.detach().clone()
+        plain_loops.mnist_form(training, epochs=1)
+    assert not first.equal(before)  # it trains on
+    assert audit.report.verdict.outcome == "INCONCLUSIVE"
+    why = "; ".join(audit.report.verdict.pass_blockers)
+    assert "cannot follow an optimizer over other parameters" in why

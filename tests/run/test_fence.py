@@ -586,15 +586,12 @@ def test_a_change_before_the_first_step_is_in_no_step(tmp_path):
     training = made(loader=DataLoader(random_data(64), 16))
     given = {"examinations": 0, "on_violation": "warn", "report_dir": tmp_path}
     with attach(*training.training, **given) as audit:
-        for number, batch in enumerate([*training.loader] * 3):
-            loss = loss_of(training, batch)
-            if number == 0:
-                with torch.no_grad():
-                    [*training.model.parameters()][-1].normal_()
-                training.optimizer.zero_grad()
-                continue
-            loss.backward()
-            training.optimizer.step()
+        for number in range(12):
+            loss_of(training, next(iter(training.loader))).backward()
+            if number:
+                training.optimizer.step()
+            else:
+                [*training.model.parameters()][-1].data.normal_()
             training.optimizer.zero_grad()
     told = changes(audit.report)
     assert "changed 1 parameter before the first step" in told
