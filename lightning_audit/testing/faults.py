@@ -505,6 +505,7 @@ OF_THE_TRAINING = (
         "a second loss runs backward after noise was added, and the update uses its gradient",
         "regularizers and auxiliary losses with their own backward pass",
         training=trainings.BackwardAfterNoise,
+        audit={"examinations": 1},
         named="gradient_replaced",
         # Lightning counts no step of an inner optimizer.
         trainer={"max_epochs": 1, "limit_train_batches": 20},
