@@ -301,18 +301,24 @@ def _bound_to(call: ast.Call, loop: ast.AST) -> str:
 
 
 def _source_of(code: CodeType) -> ast.AST:
-    """Return the file that holds what runs; empty if there is none, or if it was edited since.
+    """Return the file that holds what runs; empty if there is none, or if it was edited since."""
+    with _COMPILES, contextlib.suppress(SyntaxError, ValueError, SystemError):
+        if _is_source_of(code):
+            return ast.parse("".join(linecache.getlines(code.co_filename)))
+    return ast.Module([], [])
+
+
+def _is_source_of(code: CodeType) -> bool:
+    """Return whether the file still holds what runs: it may have been edited since.
 
     A notebook compiles each statement of a cell by itself.
     """
     name = code.co_filename
-    with _COMPILES, contextlib.suppress(SyntaxError, ValueError, SystemError):
-        tree = ast.parse("".join(linecache.getlines(name)))
-        alone = [ast.Module([part], []) for part in tree.body if code.co_name == "<module>"]
-        parts: list[Any] = [tree, *alone]
-        if any(_contains(compile(one, name, "exec", dont_inherit=True), code) for one in parts):
-            return tree
-    return ast.Module([], [])
+    tree = ast.parse("".join(linecache.getlines(name)))
+    parts: list[Any] = [tree]
+    if code.co_name == "<module>":
+        parts += [ast.Module([part], []) for part in tree.body]
+    return any(_contains(compile(part, name, "exec", dont_inherit=True), code) for part in parts)
 
 
 def _contains(compiled: CodeType, code: CodeType) -> bool:
