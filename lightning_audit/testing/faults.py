@@ -507,8 +507,7 @@ OF_THE_TRAINING = (
         training=trainings.BackwardAfterNoise,
         audit={"examinations": 1},
         named="gradient_replaced",
-        # Lightning counts no step of an inner optimizer.
-        trainer={"max_epochs": 1, "limit_train_batches": 20},
+        trainer={"max_epochs": 1, "limit_train_batches": 20},  # it counts no inner steps
     ),
     Fault(
         "ghost_clipping_without_its_loss",

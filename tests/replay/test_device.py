@@ -225,7 +225,7 @@ def test_a_training_on_the_cpu_beside_an_accelerator_names_the_line_for_a_fork(
 
 def test_where_a_whole_batch_does_not_fit_fewer_records_are_replayed(tmp_path, monkeypatch):
     taken = list[int]()
-    own = StepReplay._take_first
+    own = StepReplay.take_first
 
     def counted(self: StepReplay, batches: Any, rows: Any, *, alone: bool) -> None:
         taken.append(sum(len(batch[0]) for batch in batches))
@@ -233,7 +233,7 @@ def test_where_a_whole_batch_does_not_fit_fewer_records_are_replayed(tmp_path, m
 
     monkeypatch.setattr(examiner, "may_fork", lambda _: False)
     monkeypatch.setattr(step_replay, "room", lambda device: 8 * 4 * 330)
-    monkeypatch.setattr(StepReplay, "_take_first", counted)
+    monkeypatch.setattr(StepReplay, "take_first", counted)
     report = train(tmp_path, Touched(), 4)
     assert not unanswered(report)
     assert max(taken) <= 18  # twice the records, and two, where clipping is tested

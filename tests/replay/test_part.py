@@ -91,13 +91,13 @@ def examined(
 ) -> tuple[Examination, list[int]]:
     """Return an examination, and the records of the batches that were replayed with gradients."""
     sizes = list[int]()
-    take = StepReplay._take_first
+    take = StepReplay.take_first
 
     def counted(self: StepReplay, batches: Any, rows: Any, *, alone: bool) -> None:
         sizes.extend(len(batch[0]) for batch in batches if not alone)
         take(self, batches, rows, alone=alone)
 
-    patch.setattr(StepReplay, "_take_first", counted)
+    patch.setattr(StepReplay, "take_first", counted)
     patch.setattr("lightning_audit.replay.examiner.may_fork", lambda _: False)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
