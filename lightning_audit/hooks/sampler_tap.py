@@ -108,10 +108,10 @@ class BatchUse:
         whole = None if any(order is None for _, order in looks) else hash(tuple(looks))
         if whole is not None and whole in self._wholes:
             self.regiven += not orders <= self._shared
-        else:
+        elif len(self._wholes) < _REMEMBERED:  # a constant is in each batch
             self._shared |= orders & self._seen
             self._wholes.add(whole)
-        self._seen |= orders
+            self._seen |= orders
         self._given.update(dict.fromkeys(tensors, number))
 
     def _see(self, module: torch.nn.Module, args: Any, kwargs: Any, made: Any) -> None:

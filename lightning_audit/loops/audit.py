@@ -882,7 +882,7 @@ def _check(given: dict[str, Any]) -> None:
     trains = all(hasattr(one, "param_groups") for one in listed(given["optimizer"]))
     for name, fits, allowed in (
         ("model", isinstance(given["model"], torch.nn.Module), "a torch.nn.Module"),
-        ("optimizer", trains, "an optimizer, or a list of them, and the loader follows it"),
+        ("optimizer", trains, "an optimizer, or a list: attach(model, optimizer, loader)"),
         ("root", isinstance(given["root"], torch.nn.Module | None), "a torch.nn.Module"),
         ("step", given["step"] is None or callable(given["step"]), "a function of a batch"),
         ("state", isinstance(given["state"], Mapping | None), "that of Audit.state_dict()"),
