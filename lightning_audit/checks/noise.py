@@ -179,7 +179,7 @@ class Onset:
 #: Advice if too little noise may be a fault, or post-processing of correct noise.
 SHOW_THE_RELEASE = (
     "if the noisy gradient is post-processed before the update, do so after Opacus' add_noise, or "
-    "show the noisy gradient first: grads = lightning_audit.released(grads, module=self)"
+    "show the noisy gradient first: grads = lightning_audit.released(grads, module=net)"
 )
 
 _FINDS = "too little noise: everywhere, in a tensor, in a few steps, on a canary"

@@ -1,7 +1,6 @@
 """Known faults of DP-SGD, to test whether a gate catches them.
 
-`FAULTS` holds them by name; `plant` puts one into your own training, whose configuration then
-claims more privacy than it gives:
+`FAULTS` has them by name; `plant` puts one into your training, which then overstates its privacy:
 
 Example:
     >>> import torch
@@ -38,6 +37,7 @@ from lightning_audit.checks.noise import (
     NOISE_TENSOR,
     NOISE_WHOLE,
 )
+from lightning_audit.checks.opacus import OPACUS
 from lightning_audit.checks.randomness import RECURRENCE, REUSE_BROADCAST, REUSE_LAG, REUSE_PAIR
 from lightning_audit.checks.replay import REPLAY_CLIPPING, REPLAY_SENSITIVITY
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
@@ -594,7 +594,7 @@ OF_THE_TRAINING = (
         "gdp_accountant",
         "the accountant of Gaussian DP reports less than the steps cost",
         'Opacus\' `accountant="gdp"`',
-        "opacus_defects",
+        OPACUS.name,
         "Opacus' gdp accountant reports less than the steps cost",
         training=trainings.GdpAccountant,
         ends="INCONCLUSIVE",

@@ -21,7 +21,7 @@ from lightning_audit import AuditReport, PrivacyAudit
 pytestmark = pytest.mark.training
 
 Build = Callable[[], pl.LightningModule]
-SHOW = "lightning_audit.released(grads, module=self)"
+SHOW = "lightning_audit.released(grads, module=net)"
 
 
 def run(folder: Path, build: Build, seed: int = 1, steps: int = 100) -> AuditReport:
