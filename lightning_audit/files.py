@@ -8,6 +8,7 @@ file holds can all be true, so that memory is taken for numbers that are really 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
 import os
@@ -16,11 +17,11 @@ import secrets
 import stat
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 import msgspec
 
 from lightning_audit._validate import positive_int, shown
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # --- Opens files that somebody else may have written: regular ones only, and of bounded length.
 
@@ -191,11 +195,29 @@ def _restored(value: Any) -> Any:
 _ESCAPED = {ord(c): f"&#{ord(c)};" for c in "&<>|`*[]\\@$~#"}
 #: Characters of a text in Markdown.
 _LONGEST = 2000
+#: How often sources are compiled again.
+_AGAIN = 100
 
 
 def with_extra(name: str) -> str:
     """Return how to install what an extra of this package asks for."""
     return f"run pip install '.[{name}]' in the checkout of lightning-audit"
+
+
+def compiles(function: Callable[P, T]) -> Callable[P, T]:
+    """Call a function that parses or compiles sources again if another thread did so, too.
+
+    Python 3.11 counts the depth of syntax trees over all threads, and raises SystemError.
+    """
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        for _ in range(_AGAIN):
+            with contextlib.suppress(SystemError):
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return called
 
 
 def nearby(path: str) -> str:

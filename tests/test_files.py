@@ -1,5 +1,6 @@
 """JSON of others: bounded, of the stated types, and an error names the place."""
 
+import ast
 import json
 import math
 import os
@@ -299,6 +300,19 @@ def test_a_path_never_holds_the_name_of_a_home(tmp_path, monkeypatch):
     assert reading.nearby(file) == "model.py"
     (home / ".git").touch()
     assert reading.nearby(file) == "src/model.py"
+
+
+def test_sources_are_compiled_again_where_another_thread_compiles_too():
+    failures = [SystemError("AST constructor recursion depth mismatch")] * 3
+
+    @reading.compiles
+    def parse(source: str) -> ast.Module:
+        if failures:
+            raise failures.pop()
+        return ast.parse(source)
+
+    assert ast.unparse(parse("x = 1")) == "x = 1"
+    assert not failures
 
 
 def test_a_file_takes_its_place_when_it_is_whole_with_the_permissions_of_any_new_file(tmp_path):

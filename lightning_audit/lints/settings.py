@@ -47,6 +47,7 @@ from torch.utils.data import (
 
 from lightning_audit.accounting.history import Phase
 from lightning_audit.dpsgd.opacus import chain
+from lightning_audit.files import compiles
 from lightning_audit.hooks.boundary import raised_in_audit
 from lightning_audit.hooks.sampler_tap import can_be_watched, unwatched
 from lightning_audit.hooks.step_hooks import MethodHook
@@ -341,6 +342,7 @@ def draws_from(loaders: Any, *, part: bool) -> bool:
 _OF_TRAINING = ("training_step", "on_train_batch_end", "training_epoch_end", "on_train_epoch_end")
 
 
+@compiles
 def logged_names(module: Any) -> list[str]:
     """Return names that a LightningModule logs in training, as far as its source shows them.
 

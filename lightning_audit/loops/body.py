@@ -18,7 +18,6 @@ import os
 import signal
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Sequence
 from types import CodeType
@@ -26,7 +25,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from lightning_audit.files import nearby
+from lightning_audit.files import compiles, nearby
 from lightning_audit.loops.events import Batches, drawn_by, users_frame
 from lightning_audit.replay.before_step import BatchSource
 from lightning_audit.replay.examiner import CANNOT_REPLAY, NO_STEP, NOT_REPEATED, OTHER_STEP
@@ -43,10 +42,6 @@ _STALLED, _SHORT, _LONG = 1.0, 0.05, 2.0
 #: What a function made of a body would do otherwise than the body.
 _UNLIKE = {ast.YieldFrom, ast.AsyncFor, ast.AsyncWith, ast.Global, ast.Nonlocal}
 _COMPREHENSION = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-
-
-#: Python 3.11 counts the depth of trees over all threads that compile: SystemError.
-_COMPILES = threading.Lock()
 
 
 class LoopBody:
@@ -70,6 +65,7 @@ class LoopBody:
         self._functions: dict[tuple[str, ...], Any] = {}
 
     @classmethod
+    @compiles
     def of(cls, frame: Any, loader: Any = None, passed: Sequence[CodeType] = ()) -> LoopBody | None:
         """Return the innermost loop that a frame is in, between two passes; None if unsure.
 
@@ -134,6 +130,7 @@ class LoopBody:
             if not name.startswith("__") and held.get(name, bound) is not value
         }
 
+    @compiles
     def _made(self, names: tuple[str, ...], frame: Any) -> Any:
         """Return a function of these names, the batch, and what it calls.
 
@@ -302,7 +299,7 @@ def _bound_to(call: ast.Call, loop: ast.AST) -> str:
 
 def _source_of(code: CodeType) -> ast.AST:
     """Return the file that holds what runs; empty if there is none, or if it was edited since."""
-    with _COMPILES, contextlib.suppress(SyntaxError, ValueError, SystemError):
+    with contextlib.suppress(SyntaxError, ValueError):
         if _is_source_of(code):
             return ast.parse("".join(linecache.getlines(code.co_filename)))
     return ast.Module([], [])

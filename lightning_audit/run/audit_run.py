@@ -517,7 +517,8 @@ class AuditRun:
     def look_at_monitors(self) -> None:
         """Warn of decisions by metrics without noise, as far as they are known before step 1."""
         module = self.optimizers.info.module
-        self._course.fence.logged += logged_names(module) if module is not None else []
+        if module is not None:
+            self._course.fence.logged += self.lints.read(logged_names, module, otherwise=[])
         for sentence in self.fence.look_at_monitors() if self.ranks.is_first else ():
             _log.warning("privacy audit: %s", sentence)
 

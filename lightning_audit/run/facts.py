@@ -584,7 +584,7 @@ class RunLints(Kept):
         #: Whether the first loss was read, and whether an epoch began in this process.
         self.loss_seen = self.began = False
 
-    def _read(self, lint: Callable[..., Any], *args: Any, otherwise: Any = None) -> Any:
+    def read(self, lint: Callable[..., Any], *args: Any, otherwise: Any = None) -> Any:
         """Return what a lint reads; if it fails on the user's objects, it is noted and left out."""
         try:
             return lint(*args)
@@ -597,12 +597,12 @@ class RunLints(Kept):
 
     def start(self, loaders: Any) -> None:
         """Read how the loaders sample."""
-        self.loader, self.draws_from = self._read(loader_facts, loaders, otherwise=_UNREAD), loaders
-        self.loaders = self._read(loader_count, loaders, otherwise=1)
+        self.loader, self.draws_from = self.read(loader_facts, loaders, otherwise=_UNREAD), loaders
+        self.loaders = self.read(loader_count, loaders, otherwise=1)
         if self.batches is not None and self.loaders > 1:
             self.batches.obstacle = "the training has several loaders"
-        self._split = self._read(splits_batches, loaders, otherwise=False)
-        self._ahead = self._read(signals_ahead, loaders, otherwise=0)
+        self._split = self.read(splits_batches, loaders, otherwise=False)
+        self._ahead = self.read(signals_ahead, loaders, otherwise=0)
         if self._ranks.several:
             self.repeated = draws_from(loaders, part=False)
             if draws_from(loaders, part=True):
@@ -616,7 +616,7 @@ class RunLints(Kept):
             take: called with each batch that its sampler yields.
         """
         self.detach()  # from earlier loaders: each batch counts once
-        found = self._read(loader_facts, loader, otherwise=_UNREAD)
+        found = self.read(loader_facts, loader, otherwise=_UNREAD)
         if self.loader is not None and not found.once:
             self.loader = replace(self.loader, once=False)
         if self.loader is not None and found.kind == "not_poisson" != self.loader.kind:
@@ -634,7 +634,7 @@ class RunLints(Kept):
 
     def go_on_with(self, loader: Any) -> None:
         """Judge how another loader samples, which the training iterates instead."""
-        found = self._read(loader_facts, loader, otherwise=_UNREAD)
+        found = self.read(loader_facts, loader, otherwise=_UNREAD)
         if found.kind == "not_poisson":
             self.loader, self.rate_rose = replace(found, once=False), True
 
@@ -643,7 +643,7 @@ class RunLints(Kept):
 
     def _look_at_rate(self, loader: Any, _: Any) -> None:
         """Check whether the sampler's rate rose by the time a batch was drawn."""
-        rate, known = self._read(rate_of, loader), self.loader_rate
+        rate, known = self.read(rate_of, loader), self.loader_rate
         if self.loader is not None and rate is not None and known is not None and rate > known:
             # Batches are prefetched before their epoch is counted.
             epoch = self.epochs if self._fresh else self.epochs - 1
@@ -670,14 +670,14 @@ class RunLints(Kept):
             optimizers: of the training; a list that is kept up to date.
             info: of the training that begins.
         """
-        self.code = self._read(info.own_code, optimizers)
+        self.code = self.read(info.own_code, optimizers)
         accumulated = info.accumulated
         if info.epoch_batches < accumulated:
             self._notes.add(_FEW_BATCHES.format(accumulated=accumulated, most=info.epoch_batches))
         for optimizer in private:
             self.batches_per_step = accumulated
-            remarks = self._read(ghost_remarks, optimizer, accumulated, info.clip)
-            remarks = remarks or self._read(
+            remarks = self.read(ghost_remarks, optimizer, accumulated, info.clip)
+            remarks = remarks or self.read(
                 accumulation_remarks, optimizer, accumulated, info.module
             )
             for sentence in remarks or ():
@@ -686,8 +686,8 @@ class RunLints(Kept):
 
     def split(self, loader: Any) -> None:
         """Read that a loader, made after the training began, splits logical batches."""
-        if self._read(splits_batches, loader):
-            self._split, self._ahead = True, self._read(signals_ahead, loader, otherwise=0)
+        if self.read(splits_batches, loader):
+            self._split, self._ahead = True, self.read(signals_ahead, loader, otherwise=0)
 
     def start_epoch(self, optimizers: Sequence[Any]) -> None:
         """Start an epoch; check whether gradients of the previous one are left in optimizers."""
@@ -724,8 +724,8 @@ class RunLints(Kept):
     def look_at_loss(self, module: torch.nn.Module, loss: Any) -> None:
         """Read the reduction of the first loss, and whether Lightning detached a part of it."""
         self.loss_seen = True
-        self.loss_reduction = self._read(reduction_of, loss, self.batches_per_step)
-        if sentence := self._read(adaptive_remark, module, loss):
+        self.loss_reduction = self.read(reduction_of, loss, self.batches_per_step)
+        if sentence := self.read(adaptive_remark, module, loss):
             self._notes.add(sentence)
 
     KEPT = ("epochs", "exchanged", "irregular", "loss_reduction", "split_epochs")
