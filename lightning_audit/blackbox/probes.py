@@ -36,7 +36,6 @@ from lightning_audit.stats.noise_tests import (
     interval_in_words,
     noise_interval,
     noise_log_e,
-    units_upper,
 )
 from lightning_audit.stats.sequential import log_mean_exp
 
@@ -277,8 +276,7 @@ def read_noise(
     return NoiseReading(
         ratio=float(np.sqrt(squares.sum() / counts.sum())),
         tensors=np.sqrt(squares / counts).tolist(),
-        interval=noise_interval(counts, squares, INTERVAL_SIGNIFICANCE)
-        or (0.0, units_upper(counts, squares, INTERVAL_SIGNIFICANCE)),
+        interval=noise_interval(counts, squares, INTERVAL_SIGNIFICANCE)[:2],
         quietest=_quietest(counts, squares),
         log_e=float(best[0]),
         log_e_repeated=float(best[1]),

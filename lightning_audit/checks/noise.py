@@ -22,6 +22,7 @@ from lightning_audit.stats.noise_tests import (
     chosen_upper,
     excess_log_e,
     interval_in_words,
+    limits_of_each,
     noise_interval,
     noise_log_e,
     quiet_entries,
@@ -844,10 +845,8 @@ class WholeSizes:
 
         The tensors may be chosen by their readings: the intervals of all tensors hold at once.
         """
-        level = INTERVAL_SIGNIFICANCE / len(self._tensors)
-        found = [noise_interval(self._count[[j]], self._added[[j]], level) for j in which]
-        ends = np.array([one for one in found if one is not None])
-        return float(ends[:, 0].min()), float(ends[:, 1].max())
+        lower, upper = limits_of_each(self._count, self._added, INTERVAL_SIGNIFICANCE / 2)
+        return float(lower[[*which]].min()), float(upper[[*which]].max())
 
     def _upper_at_one_step(self, which: Sequence[int]) -> float:
         """Return an upper limit of the smallest noise that one tensor had at one step.
@@ -872,9 +871,10 @@ class WholeSizes:
             evidence["smallest_ratio"] = smallest
             evidence["added_ratio"] = self._added_ratio(np.arange(len(self._tensors)))
             sums = self._count, self._added, INTERVAL_SIGNIFICANCE
-            if interval := noise_interval(*sums):
-                evidence["noise_ratio"] = _rounded(interval)
-            else:
+            interval = noise_interval(*sums)
+            evidence["noise_ratio"] = _rounded(interval)
+            if (j := interval.quietest) is not None:
+                evidence["quietest"] = {self._tensors[j]: self._added_ratio(np.array([j]))}
                 evidence["noise_ratio_upper"] = rounded_up(units_upper(*sums))
         if flagged and self._all_alone:
             rest = np.setdiff1d(np.arange(len(self._tensors)), flagged)
@@ -894,7 +894,7 @@ class WholeSizes:
         )
 
 
-def _rounded(interval: tuple[float, float]) -> list[float]:
+def _rounded(interval: Sequence[Any]) -> list[float]:
     return [rounded_down(interval[0]), rounded_up(interval[1])]
 
 

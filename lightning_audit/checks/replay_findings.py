@@ -132,7 +132,7 @@ _TO_DO = {
     "and noised",
     OTHER_ROWS: f"{OTHER_ROWS}; clip one gradient per record: views of a record that are clipped "
     "apart add more than C, and one record of a microbatch that shares a clip changes it by 2 C; "
-    "give public rows, such as fakes of a GAN, a pass of their own",
+    "give public rows, such as fakes of a GAN, a forward pass of their own, one row per record",
 }
 
 

@@ -33,6 +33,8 @@ class BatchUse:
     def __init__(self) -> None:
         #: Number of steps whose batch was recognized, and number of steps on an earlier batch.
         self.recognised, self.stale = 0, 0
+        #: Number of steps since the present batch began whose batch was recognized.
+        self.of_batch = 0
         #: Number of batches that the loader yielded again.
         self.regiven = 0
         #: Number of the batch at which the first step on an earlier batch was taken.
@@ -97,7 +99,7 @@ class BatchUse:
             batch: the batch as the loader yielded it.
             number: number of the batch.
         """
-        self._number, self._looks = number, {}
+        self._number, self._looks, self.of_batch = number, {}, 0
         looks = [self._look(leaf) for leaf in _pytree.tree_leaves(batch)]
         tensors = {content: order for content, order in looks if content is not None}
         if len(self._given) >= _REMEMBERED:
@@ -148,7 +150,7 @@ class BatchUse:
     def _step(self, *_: Any) -> None:
         if not (self._pending and self._counts()):
             return
-        self.recognised += 1
+        self.recognised, self.of_batch = self.recognised + 1, self.of_batch + 1
         # An earlier batch's step used it, and the loader has not yielded it since.
         if any(self._given[c] <= self._used.get(c, -1) < self._number for c in self._pending):
             self.stale += 1

@@ -167,6 +167,9 @@ def facts(report: AuditReport) -> list[Fact]:
     stated = "-" if report.claimed_epsilon is None else number(report.claimed_epsilon)
     holds = report.claimed_epsilon in (None, report.epsilon_that_holds)
     at = f"at δ = {number(report.delta)}{report.of_items}{'' if holds else ', not known to hold'}"
+    if (one := report.epsilon_measured) and not one.planned and report.epsilon_spent is not None:
+        at = f"over {plural(one.steps, 'step')}; {stated} is claimed for the training"
+        stated = number(report.epsilon_spent)
     found: list[Fact] = [
         ("Stated ε", stated, at),
         ("Found ε", *_found_in_words(report)),

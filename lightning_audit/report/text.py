@@ -10,6 +10,7 @@ import functools
 import io
 import math
 import os
+import random
 import re
 import textwrap
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -240,8 +241,10 @@ _POWER = re.compile(r"10\^(-?\d+(?:\.\d+)?)")
 
 def screen() -> Console:
     """Return standard output; nothing that is printed to it is markup or an emoji code."""
+    state = random.getstate()  # which the import of rich advances
     from rich.console import Console  # only now: a gate of one report needs no table
 
+    random.setstate(state)
     return Console(markup=False, emoji=False, highlight=False, force_jupyter=False)
 
 

@@ -264,14 +264,22 @@ def measured_words(report: AuditReport, *, source: bool = False) -> str:
         value = "epsilon above 100"
     elif found.about is not None and found.upper is not None and math.isfinite(found.upper):
         about = float(f"{found.about:.2g}")
-        value = f"epsilon about {about:g} ({found.lower:.3g} to {found.upper:.3g})"
+        value = f"epsilon about {about:g} ({found.lower:.3g} to {found.upper:.3g}, 99 %)"
     steps = f"{found.steps:,} {'planned ' if found.planned else ''}step{'s' * (found.steps != 1)}"
     over = f"over the {steps}{'' if found.planned else ' so far'}"
     if found.planned and found.steps > report.steps and report.history:
         over += f" at noise multiplier {report.history[-1][0]:.3g}"
+    if not found.planned and report.epsilon_spent is not None:
+        over += f", where {report.epsilon_spent:.3g} is stated"
+    alike = "steps and small tensors" if found.quietest else "steps and tensors"
+    alike = "steps" if found.of else alike
+    if found.most is not None:
+        over += f", about {found.most:.2g} for records whose gradient lies in `{found.quietest}`"
     of = f" for {found.of}" if found.of else ""
     measured = f": {found.measured}" if source else ""
-    return f"{value} {over}{of}, if all are alike and everything else is as stated{measured}"
+    return (
+        f"{value} {over}{of}, if all {alike} are alike and everything else is as stated{measured}"
+    )
 
 
 # --- What an audit over many trainings counted: the part of its report that other reports lack.

@@ -264,11 +264,13 @@ class MeasuredEpsilon:
     Args:
         lower: at the least leakage that was measured; infinite without noise.
         upper: at the largest; None if only a lower limit was measured.
-        about: at the middle of the two; None without ``upper``.
+        about: at the leakage that was measured; None without ``upper``.
         steps: number of steps of which it is composed.
         planned: whether these are all planned steps, not only those that were taken.
         measured: what was measured, in words.
         of: whose gradients or steps it is about, in words; empty for those of any record.
+        quietest: name of the tensor with the least noise; empty if tensors may be alike.
+        most: for records whose gradient lies in it alone; None if tensors may be alike.
     """
 
     lower: float
@@ -278,6 +280,8 @@ class MeasuredEpsilon:
     planned: bool
     measured: str
     of: str = ""
+    quietest: str = ""
+    most: float | None = None
 
 
 @dataclass(frozen=True)

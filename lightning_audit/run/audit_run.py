@@ -112,6 +112,7 @@ class RunLedger:
         self.book = Ledger()
         #: Records of all steps of the only private optimizer before the present batch.
         self.rows_before: int | None = None
+        self._public = 0  # rows of steps on no record of their batch
         #: Steps with these noise multipliers in the accountants before the first step.
         self.alike_before = 0
         #: Number of the next batch for which `start_batch` is called, and whether `end_batch` is
@@ -224,8 +225,10 @@ class RunLedger:
         if alone and rows:
             self.book.compared += 1
             self.book.other_rows += rows != records
-        if taken > 1 and had >= _SAME * records > 0:
-            self.book.again += taken - 1
+        if taken > 1 and had >= _SAME * records > 0:  # unless rows are public, as a GAN's fakes
+            self.book.again += max(self._use.of_batch - 1, 0)
+            self.book.unknown += not self._use.of_batch
+            self._public += had - records if self._use.of_batch == 1 else 0
         elif alone and had > records and not self.book.elsewhere:
             self._notes.add(_MORE)
         elif alone and 0 < had < records and not self.book.elsewhere:
@@ -311,11 +314,14 @@ class RunLedger:
         if by_input or planner.rows_taken is None or not rates_known(history) or not history:
             return
         expected = draws.records * sum(phase.steps * phase.known_rate for phase in history)
-        self._too_many = planner.rows_taken > _MANY * expected + _ERRORS * math.sqrt(expected)
+        rows = planner.rows_taken - self._public
+        self._too_many = rows > _MANY * expected + _ERRORS * math.sqrt(expected)
         if self._too_many:
             planner.block_pass(
                 "steps clip more gradients than the sample rate allows: batches are merged or "
-                "padded after they are drawn; state the actual rate, PrivacyClaim(sample_rate=...)"
+                "padded after they are drawn, or hold public rows; state the actual rate, "
+                "PrivacyClaim(sample_rate=...), or give public rows a forward pass of their own, "
+                "one row per record"
             )
 
 

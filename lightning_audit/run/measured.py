@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_audit.accounting.composition import Adjacency
@@ -34,17 +34,21 @@ class _Leakage:
 
     Args:
         lower: least ratio.
+        about: the ratio that was measured; None if only its limit is known.
         upper: largest ratio; infinite without noise, None if not limited.
         measured: what was measured, in words.
         of: whose gradients, in words.
         since: step, from 0, before which the mechanism was as stated.
+        quietest: leakage of the tensor with the least noise, by its name, if tensors differ.
     """
 
     lower: float
+    about: float | None
     upper: float | None
     measured: str
     of: str = ""
     since: int = 0
+    quietest: Mapping[str, float] = field(default_factory=dict)
 
 
 def measured_epsilon(
@@ -82,7 +86,8 @@ def measured_epsilon(
     since = max(one.since for one in found)
     phases, planned = _planned_phases(report)
     lower = math.prod(one.lower for one in found)
-    upper = noise.upper if noise is not None and record is None else None
+    alone = noise if record is None else None
+    upper = None if alone is None else alone.upper
 
     def epsilon(ratio: float) -> float | None:
         before, after = _divided(phases, since)
@@ -95,42 +100,59 @@ def measured_epsilon(
     least = epsilon(lower)
     if least is None:
         return None
+    name, ratio = next(iter({} if alone is None else alone.quietest.items()), ("", None))
     return MeasuredEpsilon(
         least,
         None if upper is None else epsilon(upper),
-        None if upper is None else epsilon(math.sqrt(lower * upper)),
+        None if alone is None or alone.about is None else epsilon(alone.about),
         sum(phase.steps for phase in (*earlier, *phases)),
         planned,
         " and ".join(one.measured for one in found),
         next((one.of for one in found if one.of), ""),
+        name,
+        None if ratio is None else epsilon(ratio),
     )
 
 
 def _of_noise(fault: LikelyFault, checks: Mapping[str, Mapping[str, Any]]) -> _Leakage | None:
     """Return the leakage of noise that is too small by a known ratio; None if it is not."""
-    behind = NOISE_WHOLE.name if fault.finding == REPLAY_NOISE.name else fault.finding
-    seen, names = {**checks.get(behind, {}), **fault.evidence}, fault.place.parameters
+    whole = checks.get(NOISE_WHOLE.name, {})
+    behind = whole if fault.finding == REPLAY_NOISE.name else checks.get(fault.finding, {})
+    seen, names = {**behind, **fault.evidence}, fault.place.parameters
     since = seen.get("noise_ratio_upper_since")
     limits = seen.get("noise_ratio_upper", since)
     interval = seen.get("flagged_noise_ratio" if names else "noise_ratio", seen.get("noise_ratio"))
+    quietest = {} if names else whole.get("quietest", {})
+    if quietest:  # the others may have the stated noise
+        interval = whole["noise_ratio"][0], min(whole["noise_ratio"][1], 1.0)
     if isinstance(limits, Mapping):
         limits = max(limits.values(), default=None)
     low, high = interval or (None, limits)
-    if fault.name in _MISSING:  # all entries limit it more than a few probes
-        high = (checks.get(NOISE_WHOLE.name, {}).get("noise_ratio") or (None, high))[1]
-    if not isinstance(high, int | float) or high >= 1.0:
+    if fault.name in _MISSING and not whole.get(
+        "quietest"
+    ):  # all entries limit it more than a few probes
+        high = (whole.get("noise_ratio") or (None, high))[1]
+    if not isinstance(high, int | float) or (high >= 1.0 and not quietest):
         return None
     of = ", ".join(f"`{name}`" for name in names[:3])
     of += f" and {len(names) - 3} more" if len(names) > 3 else ""
+    found = whole.get("flagged_ratio" if names else "added_ratio")
     return _Leakage(
-        1.0 / high if high > 0.0 else math.inf,
-        None if low is None else 1.0 / low if low > 0.0 else math.inf,
+        _over(high),
+        None if low is None or not found else _over(found),
+        None if low is None else _over(low),
         f"the noise is {'at most ' if low is None else f'{low:g} to '}{high:g} times the stated"
         if high > 0.0
         else "no noise is added",
         f"records whose gradient lies in {of}" if names else "",
         fault.place.step or 0 if since is not None else 0,
+        {name: _over(ratio) for name, ratio in quietest.items()},
     )
+
+
+def _over(ratio: float) -> float:
+    """Return the leakage over its claim at a ratio of noise to its claim."""
+    return 1.0 / ratio if ratio > 0.0 else math.inf
 
 
 def _of_record(fault: LikelyFault, checks: Mapping[str, Mapping[str, Any]]) -> _Leakage | None:
@@ -150,7 +172,7 @@ def _of_record(fault: LikelyFault, checks: Mapping[str, Mapping[str, Any]]) -> _
         return None
     since = min(fault.evidence.get("loud_steps") or [0])
     words = f"one record adds {ratio:.3g} times what clipping allows"
-    return _Leakage(ratio, None, words, since=since)
+    return _Leakage(ratio, None, None, words, since=since)
 
 
 def _planned_phases(report: AuditReport) -> tuple[list[Phase], bool]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -32,6 +33,9 @@ NOISE_WEIGHTS: Floats = np.array([0.01, 0.01, *np.full(8, 0.98 / 8)])
 INTERVAL_SIGNIFICANCE = 0.01
 #: Scales between which `noise_upper` and `noise_lower` search for their limit.
 _SMALLEST, _LARGEST = 1e-9, 1e9
+#: Level of the test whether units have one ratio; largest quotient of the ends of a sharp interval,
+#: and the ratio below which a unit has no noise.
+_ALIKE, _SHARP, _NONE = 0.05, 2.0, 0.1
 #: Halvings of the logarithm's range by which `limits_of_each` finds its limits.
 _HALVINGS = 26
 
@@ -219,9 +223,15 @@ def limits_of_each(
     )
 
 
-def noise_interval(
-    count: ArrayLike, sum_squares: ArrayLike, significance: float
-) -> tuple[float, float] | None:
+class NoiseInterval(NamedTuple):
+    """An interval of the noise over its claim, and the unit with the least if they differ."""
+
+    lower: float
+    upper: float
+    quietest: int | None
+
+
+def noise_interval(count: ArrayLike, sum_squares: ArrayLike, significance: float) -> NoiseInterval:
     """Return a confidence interval of the noise over its claim, valid at any stopping time.
 
     A confidence sequence. If the noise is Gaussian, independent over coordinates given the past,
@@ -231,25 +241,48 @@ def noise_interval(
     because at such a step the readings are small by chance. The claim may change during the run:
     each reading is divided by its own claim.
 
+    If units clearly have more than one ratio, the interval is widened to the limits of each, which
+    hold at once. Units with so few readings that their own limits differ by more than a factor of
+    two are taken to lie between the others.
+
     Args:
         count: Number of coordinates observed, of each unit (tensor), ``[n]``.
         sum_squares: Sums of the squared noise alone, over the claimed variance, ``[n]``.
         significance: Probability that the interval misses; half of it for each end.
 
     Returns:
-        Lower and upper end; None if the units clearly have more than one ratio.
+        Lower and upper end, and the unit with the least noise; None if the units may be alike.
 
     Example:
-        >>> lower, upper = noise_interval([4_000], [1_000.0], 0.01)
+        >>> lower, upper, _ = noise_interval([4_000], [1_000.0], 0.01)
         >>> round(lower, 3), round(upper, 3)
         (0.478, 0.524)
+        >>> noise_interval([4_000, 4_000], [1_000.0, 4_000.0], 0.01).quietest
+        0
 
     References:
-        As `noise_upper`.
+        As `noise_upper`; Bartlett 1937, doi:10.1098/rspa.1937.0109 (whether units are alike).
     """
-    terms = _all_and_each(count, sum_squares)
-    lower, upper = noise_lower(*terms, significance / 2), noise_upper(*terms, significance / 2)
-    return (lower, upper) if lower <= upper else None
+    n, s = np.asarray(count, dtype=np.float64), np.asarray(sum_squares, dtype=np.float64)
+    pooled = [n.sum()], [s.sum()], [1.0], significance / 2
+    ends = np.array([[noise_lower(*pooled)], [noise_upper(*pooled)]])
+    each = np.array(limits_of_each(n, s, significance / 2))
+    sharp = np.flatnonzero(each[1] <= np.maximum(_SHARP * each[0], _NONE))
+    quietest = None
+    if not _may_be_alike(n[sharp], s[sharp]):
+        ends = np.concatenate([ends, each[:, sharp]], axis=1)
+        quietest = min(sharp.tolist(), key=lambda j: s[j] / n[j])
+    return NoiseInterval(float(ends[0].min()), float(ends[1].max()), quietest)
+
+
+def _may_be_alike(n: Floats, s: Floats) -> bool:
+    """Whether sums of squares may be of noise of one variance, by Bartlett's test at 5 %."""
+    if len(n) < 2:
+        return True
+    s = np.maximum(s, _SMALLEST)
+    statistic = n.sum() * np.log(s.sum() / n.sum()) - (n * np.log(s / n)).sum()
+    correction = 1.0 + ((1.0 / n).sum() - 1.0 / n.sum()) / (3.0 * (len(n) - 1.0))
+    return bool(scipy.stats.chi2.sf(statistic / correction, len(n) - 1) > _ALIKE)
 
 
 def interval_in_words(lower: float | None, upper: float, at: str = "at any stop") -> str:

@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from training_support import (
 from lightning_audit import AuditReport, EpsilonStar, Examination, PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Constant, Random
 from lightning_audit.record.store import EARLIER, ENTERED, INJECTED, read_observations
+from lightning_audit.report.text import screen
 from lightning_audit.testing.fault import Fault
 from lightning_audit.testing.trainings import GhostInParts, PhysicalBatches
 from lightning_audit.verdict.judge import NOT_COUNTED
@@ -409,6 +411,15 @@ def test_making_the_callback_draws_nothing_from_global_generators():
     PrivacyAudit()
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
+
+
+def test_the_first_summary_of_a_process_draws_no_random_number(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)
+    before = random.getstate()
+    screen()
+    assert "rich.style" in sys.modules
+    assert before == random.getstate()
 
 
 def test_same_seed_gives_the_same_record_bit_for_bit(tmp_path):

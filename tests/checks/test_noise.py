@@ -80,7 +80,8 @@ def test_nine_tenths_of_the_noise_in_a_large_tensor_are_seen_at_once_and_told_wh
         in result.message
     )
     assert result.evidence["flagged_noise_ratio"] == [0.89, 0.91]
-    assert "noise_ratio" not in result.evidence  # the tensors have more than one
+    assert result.evidence["noise_ratio"][0] <= 0.9 < 1.0 < result.evidence["noise_ratio"][1]
+    assert result.evidence["quietest"] == {"large": pytest.approx(0.9, abs=0.01)}
     assert result.evidence["noise_ratio_upper"] == 0.91
 
 

@@ -322,6 +322,27 @@ def test_gan_with_a_private_discriminator_passes(tmp_path):
     assert audit.report.verdict.outcome == "PASS", audit.report.verdict
 
 
+def fakes_first(training: plain_loops.Made, rows: torch.Tensor, *, again: bool) -> None:
+    """As Opacus' dcgan.py: the discriminator steps on fakes, and then on the batch."""
+    for x, y in training.loader:
+        fakes = torch.zeros(len(rows), dtype=torch.long)
+        for batch in ((x, y) if again else (rows, fakes), (x, y)):
+            training.optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(training.model(batch[0]), batch[1]).backward()
+            training.optimizer.step()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["fakes", "the batch again"])
+def test_a_step_on_rows_of_no_record_is_none_on_a_batch_that_had_made_a_step(tmp_path, again):
+    training, rows = made(), torch.randn(plain_loops.BATCH, 8)
+    own = {"seed": 1, "report_dir": tmp_path, "examinations": 0, "on_violation": "warn"}
+    with attach(*training.training, 50.0, **own) as audit:
+        fakes_first(training, rows, again=again)
+    steps = {check.name: check for check in audit.report.checks}["ledger.steps"]
+    assert steps.status == ("violated" if again else "ok")
+    assert audit.report.verdict.outcome == ("VIOLATION" if again else "INCONCLUSIVE")
+
+
 def moved(one: torch.nn.Module, other: torch.nn.Module) -> float:
     pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
     return max(float((p - q).abs().max() / q.abs().max()) for p, q in pairs)

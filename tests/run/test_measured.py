@@ -9,9 +9,11 @@ from made_report import made_report
 
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.history import Phase
+from lightning_audit.report.page_verdict import facts
 from lightning_audit.results.audit_report import (
     SAME_FACTOR,
     AuditReport,
+    CheckResult,
     LikelyFault,
     Place,
     PrivacyViolation,
@@ -19,8 +21,16 @@ from lightning_audit.results.audit_report import (
 )
 from lightning_audit.run.measured import measured_epsilon
 
+#: Evidence of all entries: the ratio of what was added to the sums.
+WHOLE = {"added_ratio": 0.46}
 
-def found(*faults: LikelyFault, evidence: dict[str, Any] | None = None, **changes) -> AuditReport:
+
+def found(
+    *faults: LikelyFault,
+    evidence: dict[str, Any] | None = None,
+    whole: dict[str, Any] | None = None,
+    **changes,
+) -> AuditReport:
     """A violated report of 100 steps at sigma 10 and rate 1, of 400 planned, with these faults."""
     made = made_report("VIOLATION", history=((10.0, 1.0, 100),), planned_steps=400)
     checks = tuple(
@@ -28,6 +38,9 @@ def found(*faults: LikelyFault, evidence: dict[str, Any] | None = None, **change
         if evidence is not None and check.name == faults[0].finding
         else check
         for check in made.checks
+    )
+    checks += (
+        CheckResult("noise.whole", "mechanism", "violated", "", evidence=WHOLE | (whole or {})),
     )
     verdict = dataclasses.replace(made.verdict, faults=faults, fault="")
     return dataclasses.replace(made, verdict=verdict, checks=checks, **changes)
@@ -64,7 +77,7 @@ def test_the_interval_of_the_noise_is_composed_over_the_planned_steps():
     assert one is not None
     assert one.lower == pytest.approx(gaussian(4.0), rel=2e-3)
     assert one.upper == pytest.approx(gaussian(5.0), rel=2e-3)
-    assert one.about == pytest.approx(gaussian(2.0 / math.sqrt(0.2)), rel=2e-3)
+    assert one.about == pytest.approx(gaussian(2.0 / 0.46), rel=2e-3)  # not of their middle
     assert (one.steps, one.planned, one.of) == (400, True, "")
     assert one.measured == "the noise is 0.4 to 0.5 times the stated"
 
@@ -81,7 +94,34 @@ def test_an_upper_limit_alone_gives_a_lower_one_and_a_tensor_has_its_own_words()
         f"epsilon at least {one.lower:.3g} over the 400 planned steps at noise multiplier 10 for "
     )
     assert words.startswith(start)
-    assert words.endswith("if all are alike and everything else is as stated")
+    assert words.endswith("if all steps are alike and everything else is as stated")
+
+
+def test_tensors_that_differ_have_the_epsilon_of_the_quietest_beside_that_of_all():
+    whole = {"noise_ratio": [0.35, 1.1], "quietest": {"a": 0.4}}
+    report = found(fault({"noise_ratio_upper": 0.9}), whole=whole)
+    one = measured_epsilon(report, "add_remove")
+    assert one is not None
+    assert one.lower == pytest.approx(gaussian(2.0), rel=2e-3)  # as stated, in the others
+    assert one.upper == pytest.approx(gaussian(2.0 / 0.35), rel=2e-3)
+    assert one.about == pytest.approx(gaussian(2.0 / 0.46), rel=2e-3)
+    assert (one.quietest, one.most) == ("a", pytest.approx(gaussian(2.0 / 0.4), rel=2e-3))
+    words = measured_words(dataclasses.replace(report, epsilon_measured=one))
+    assert f"about {one.most:.2g} for records whose gradient lies in `a`" in words
+    assert words.endswith(
+        "if all steps and small tensors are alike and everything else is as stated"
+    )
+
+
+def test_steps_so_far_are_beside_the_epsilon_that_is_stated_for_them():
+    report = found(fault(HALF), planned_steps=None, epsilon_spent=1.19)
+    one = measured_epsilon(report, "add_remove")
+    assert one is not None
+    assert not one.planned
+    report = dataclasses.replace(report, epsilon_measured=one)
+    assert "over the 100 steps so far, where 1.19 is stated" in measured_words(report)
+    assert facts(report)[0][:2] == ("Stated ε", "1.19")
+    assert facts(report)[0][2].startswith("over 100 steps; ")
 
 
 def test_from_a_step_on_only_the_steps_since_then_leak_more():
