@@ -85,6 +85,9 @@ OWN_MEMORY = (
     "a record changes, without noise, what the training keeps, and in the next step this changes "
     "the gradient of that record alone"
 )
+OVERWRITTEN = (
+    "the optimizer keeps what was computed from raw gradients until the next step overwrites it"
+)
 SEEDED = (
     "the training seeds the noise generator itself, so that replays under other random numbers do "
     "not show how its noise is drawn"
@@ -121,6 +124,7 @@ _TO_DO = {
     "it and state allow=['replay.release']",
     OWN_MEMORY: f"{OWN_MEMORY}: no theorem bounds a record's memory of its own over many steps; "
     "if it reaches neither checkpoint nor other records, state allow=['replay.release']",
+    OVERWRITTEN: f"{OVERWRITTEN}, and a checkpoint would hold it: set it to zero after the step",
     NOISE_ON_WEIGHTS: f"{NOISE_ON_WEIGHTS}; add it to the gradient before the update, or show the "
     "noisy gradient: grads = lightning_audit.released(grads, module=net)",
     SEEDED: f"{SEEDED}; seed once, before training, or give Opacus a noise_generator of its own",

@@ -22,10 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import distributed
 from torch._C._functorch import peek_interpreter_stack
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils import _pytree
 from torch.utils.data import DataLoader
@@ -308,6 +305,12 @@ class Audit:
     def _looks(self) -> bool:
         """Whether the training runs, and not a replay of a step."""
         return self._run is not None and not self._ended and self._run.optimizers.looks
+
+    @property
+    def replays(self) -> bool:
+        """Whether this thread runs a replay of a step."""
+        run = None if self._is_elsewhere else self._run
+        return run is not None and not run.optimizers.looks
 
     @_guarded(lambda *_: False)
     def follows(self, loader: Any) -> bool:

@@ -21,6 +21,7 @@ from torch.utils import _pytree
 from torch.utils.data import DataLoader
 
 from lightning_audit.hooks.sampler_tap import unwatched
+from lightning_audit.replay.fork import ReachesOut
 
 #: Packages whose frames are not the user's.
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "opacus", "tqdm", "lightning_audit"}
@@ -119,6 +120,8 @@ class Batches:
         return self
 
     def __next__(self) -> Any:
+        if self._listener.replays:
+            raise ReachesOut("the step fetches another batch")
         self._listener.asks()
         try:
             batch = next(self._inner)

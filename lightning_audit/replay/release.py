@@ -17,7 +17,13 @@ from torch.utils import _pytree
 
 from lightning_audit.canaries.inputs import leaves, rows, taken
 from lightning_audit.checks.replay import Answer
-from lightning_audit.checks.replay_findings import ADAPTS, NOISED_BESIDE, OWN_MEMORY, Finding
+from lightning_audit.checks.replay_findings import (
+    ADAPTS,
+    NOISED_BESIDE,
+    OVERWRITTEN,
+    OWN_MEMORY,
+    Finding,
+)
 from lightning_audit.replay.records import SHIFTED, within_range
 from lightning_audit.replay.releases import hidden_by_noise
 from lightning_audit.replay.step_replay import (
@@ -75,7 +81,7 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
     if found:
         return Answer(len(found), tuple(found))
     asked, shifted = 0, 0
-    hidden, divided, steady = True, True, False
+    hidden, divided, steady, shown = True, True, False, batches
     for neighbours in (_halves, _without_first, _without_largest):
         if not replay.has_left(2):
             break
@@ -105,6 +111,7 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
             Finding(f"{where}, {what}", far, 0.0, tensors=_tensors(first, other, where))
             for where, far in differ.items()
         ]
+        shown = neighbour if differ else shown
         if differ and hidden:
             hidden = _hidden(replay, first, other, differ, moved, draw)
         numbers = [tuple(sum(map(rows, each)) for each in (batches, neighbour))]
@@ -114,6 +121,8 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
             divided = divided and _divided(first, other, numbers)
     if found and hidden:
         return Answer(reason=NOISED_BESIDE)
+    if found and _is_overwritten(replay, (batches, shown), seed, base):
+        return Answer(reason=OVERWRITTEN)
     if found and _is_own_memory(replay, batches, seed, base):
         return Answer(reason=OWN_MEMORY)
     why = SHIFTED if shifted else replay.why_none("neighbor of the batch")
@@ -144,6 +153,26 @@ def _is_own_memory(replay: StepReplay, batches: Sequence[Any], seed: int, base: 
         return False
     moved = (pair[0] - pair[1]).norm(dim=1) > _SAME_ROW * pair[0].norm(dim=1).max()
     return bool(moved[0]) and int(moved.sum()) == 1
+
+
+def _is_overwritten(
+    replay: StepReplay, pair: tuple[Sequence[Any], Sequence[Any]], seed: int, base: Replay
+) -> bool:
+    """Return whether only the optimizer's settings hold a record, and the next step's none does.
+
+    Args:
+        replay: of the step.
+        pair: the batches, and those with which the state after the step is another one.
+        seed: of the replays.
+        base: the replay whose release all have.
+    """
+    replay.allow(4)
+    one, other = (replay.run(each, seed, released=base, then=pair[0], look=True) for each in pair)
+    if one.error or other.error or len(one.later) != len(other.later):
+        return False
+    kept = all(map(_is_setting, _changed(one.after, other.after)))
+    same = distance_of(one.later, other.later) <= _ROUNDING
+    return kept and same and not _changed(one.later_settings, other.later_settings)
 
 
 def _divided(one: Replay, other: Replay, numbers: Iterable[tuple[int, ...]]) -> bool:
@@ -362,9 +391,12 @@ def _tensors(one: Replay, other: Replay, kind: str) -> tuple[str, ...]:
 
 def _kind(name: str) -> str:
     """Return the kind of value that a name denotes, without the tensor's name."""
-    if name.startswith("attribute") or " of group " in name:
-        return name
-    return name.partition(" of ")[0]
+    return name if _is_setting(name) else name.partition(" of ")[0]
+
+
+def _is_setting(name: str) -> bool:
+    """Return whether a name is that of an optimizer's setting."""
+    return name.startswith("attribute") or " of group " in name
 
 
 #: The change that a release may show, in units of the clipping norm, a description, and batches.

@@ -80,7 +80,7 @@ class Replay:
         used: the gradient that the update used; None unless the state after the step is read.
         after: state after the step that later steps or a checkpoint use, by name.
         later: releases of a second step; empty if there was none.
-        later_settings: the optimizer's settings after it, by name.
+        later_settings: the optimizer's settings after it, by name; on request all other state.
         later_rows: its per-sample gradients, as ``gradients``; only on request.
         sure: whether the release was read after all noise was added.
         shown: whether Opacus or the user's code showed the release, before any post-processing.
@@ -286,8 +286,8 @@ class HandWrittenReplay:
         self._fitting = fitting
         self._claim, self._clips, self._reads = claim, clips, reads
         self._keep = keep
-        #: Whether the release of the present step was shown.
-        self.shown = False
+        #: Whether the release of the present step was shown, and the optimizer's open calls of it.
+        self.shown, self.depth = False, 0
 
     def per_sample(
         self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module
@@ -334,8 +334,9 @@ class HandWrittenReplay:
         for name, place in places.items():
             if place is not None:
                 tensors[place] = grads[name]
-        self.shown = self._found.shown = True
-        self._reads(tensors, self._claim.max_grad_norm / self._claim.scale)
+        self.shown = self._found.shown = self._found.sure = True
+        # What the step's hook read before is no release where the optimizer's own step shows one.
+        self._reads(tensors, self._claim.max_grad_norm / self._claim.scale, again=self.depth > 0)
 
 
 # --- Run the user's whole step on given batches and random numbers, and read its release.
@@ -472,7 +473,8 @@ class StepReplay:
             then: batches of a second step, in which nothing is replaced.
             keep: number of columns in which the per-sample gradients are kept; 0 for none.
             alone: whether to clip and noise ``rows`` by Opacus without the rest of the step.
-            look: whether to read the state after the step; always read before a second step.
+            look: whether to read the state after the last step; it is always read after the first
+                of two.
             others: seeds of single points of the first step; see `RandomPlaces`.
 
         Raises:
@@ -505,7 +507,9 @@ class StepReplay:
                     places.begin_second()
                     self._announce(len(then))
                     self._take_step([copied(batch) for batch in then])
-                    found.later_settings = settings_of(self._step.optimizer, "in the next step")
+                    settings = settings_of(self._step.optimizer, "in the next step")
+                    left = left_behind(self._module, self._step.optimizer) if look else {}
+                    found.later_settings = {**left, **settings}
         except Exception as error:
             self._full = self._full or no_room(error)
             if not self._full and raised_in_audit(error) and not isinstance(error, ReachesOut):
@@ -750,27 +754,24 @@ class StepReplay:
         self, found: Replay, source: HandWrittenReplay, reads: Callable[..., None]
     ) -> list[Any]:
         """Return hooks that read the release when the update begins, unless the code showed it."""
-        depth = 0
         unit = self._claim.max_grad_norm / self._claim.scale
 
         def read() -> None:
-            found.sure = source.shown or depth > 1 or is_torchs(self._step.inner.step)
+            found.sure = source.shown or source.depth > 1 or is_torchs(self._step.inner.step)
             if not source.shown:
                 # A class that clips in its own step and then calls torch's runs this hook twice.
-                reads([p.grad for p in self._step.params], unit, again=depth > 1)
+                reads([p.grad for p in self._step.params], unit, again=source.depth > 1)
 
         def pre(*given: Any) -> Any:
-            nonlocal depth
-            depth += 1
+            source.depth += 1
             observed = with_closure(given, read)  # automatic optimization passes one
             if observed is None:
                 read()
             return observed
 
         def post(*_: Any) -> None:
-            nonlocal depth
-            depth -= 1
-            source.shown = source.shown and depth > 0
+            source.depth -= 1
+            source.shown = source.shown and source.depth > 0
 
         inner = self._step.inner
         return [

@@ -516,7 +516,7 @@ class TrainingState:
                 self.generators.append(item)
                 self._back.append(generator_state(item))
             case Iterator() if not isinstance(item, (io.IOBase, *weakref.ProxyTypes)):
-                if self._iterators:
+                if self._iterators or _is_foreign(type(item).__module__):  # ours: no replay draws
                     return
                 raise CannotKeep(
                     f"the training holds an iterator ({type(item).__name__}), which cannot be "

@@ -100,7 +100,7 @@ _AGAIN = 1.5
 _BY_THE_STEP = "the step, whose batches are not the loader's by their size,"
 #: What draws the batches if the loader did not yield them.
 _UNFETCHED = (
-    "code that trains on batches which the followed loader did not yield (iterate that loader, "
+    "code that trains on batches which the followed loader did not yield (iterate it after attach, "
     "name another by audit.follow(loader=...), or show your own by audit.batches(...))"
 )
 

@@ -1,15 +1,17 @@
-"""Gradients that join a noisy one behind its noise: of public records, and of the batch's."""
+"""What is kept or joined behind the noise: public gradients, the batch's, and sums of raw ones."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from opacus.data_loader import DPDataLoader
 from plain_loops import BATCH, Made, made
 from torch.nn import functional
 from training_support import random_data
 
-from lightning_audit import AuditReport, PrivacyViolation, attach
+import lightning_audit
+from lightning_audit import AuditReport, PrivacyClaim, PrivacyViolation, attach
 
 PUBLIC = random_data(600, seed=9).tensors
 #: Changes the gradients of a training whose batch has been clipped and noised.
@@ -119,3 +121,72 @@ def test_without_a_replay_a_backward_pass_behind_the_noise_does_not_pass(tmp_pat
     report = audited(tmp_path, behind, epochs=1, examinations=0)
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert any("state examinations=10" in blocker for blocker in report.verdict.pass_blockers)
+
+
+# --- An optimizer that clips record by record into sums of its own, as pyvacy's.
+
+
+class OwnSums(torch.optim.SGD):
+    """Sums clipped gradients in its settings, and adds noise in its own step."""
+
+    net: torch.nn.Module
+    kept = 0.0
+
+    def __init__(self, params: Any, **settings: Any) -> None:
+        super().__init__(params, **settings)
+        for group in self.param_groups:
+            group["sums"] = [torch.zeros_like(p) for p in group["params"]]
+
+    def start(self) -> None:
+        for total in self.param_groups[0]["sums"]:
+            total *= self.kept
+
+    def add(self, grads: list[torch.Tensor]) -> None:
+        norm = torch.stack([g.norm() for g in grads]).norm()
+        for total, g in zip(self.param_groups[0]["sums"], grads, strict=True):
+            total += g * min(1.0, 1.0 / float(norm + 1e-6))
+
+    def step(self, closure: Any = None) -> None:
+        for p, total in zip(
+            self.param_groups[0]["params"], self.param_groups[0]["sums"], strict=True
+        ):
+            p.grad = (total + torch.randn_like(total)) / 32
+        lightning_audit.released(
+            {name: p.grad for name, p in self.net.named_parameters()}, module=self.net
+        )
+        super().step(closure)
+
+
+def clip_one_by_one(net: torch.nn.Module, optimizer: OwnSums, loader: DPDataLoader) -> None:
+    for x, y in loader:
+        optimizer.start()
+        for row in range(len(x)):
+            net.zero_grad()
+            functional.cross_entropy(net(x[row : row + 1]), y[row : row + 1]).backward()
+            optimizer.add([p.grad for p in net.parameters()])
+        for canary in lightning_audit.rows(module=net):
+            optimizer.add([*canary.values()])
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.1], ids=["set to zero", "a part is kept"])
+def test_sums_that_the_next_step_overwrites_are_no_leak(tmp_path, kept):
+    data = random_data(256)
+    net = torch.nn.Linear(8, 10)
+    optimizer = OwnSums(net.parameters(), lr=0.1)
+    optimizer.net, optimizer.kept = net, kept
+    loader = DPDataLoader(data, sample_rate=32 / len(data))
+    claim = PrivacyClaim(
+        noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=32, sample_rate=32 / len(data)
+    )
+    with attach(
+        *(net, optimizer, loader, 50.0),
+        claim=claim,
+        seed=1,
+        report_dir=tmp_path,
+        on_violation="warn",
+    ) as audit:
+        clip_one_by_one(net, optimizer, loader)
+    release = {check.name: check for check in audit.report.checks}["replay.release"]
+    assert release.status == ("violated" if kept else "not_run")
+    assert ("set it to zero" in str(audit.report.verdict.pass_blockers)) != bool(kept)

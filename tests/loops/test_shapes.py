@@ -135,6 +135,27 @@ def by_own_iter(training: Made) -> None:
             one(training, batch)
 
 
+class Endless:
+    """Batches without end, as of many GANs."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader, self.it, self.epoch = loader, iter(loader), 0
+
+    def next(self) -> Any:
+        try:
+            return next(self.it)
+        except StopIteration:
+            self.epoch, self.it = self.epoch + 1, iter(self.loader)
+            return next(self.it)
+
+
+def by_an_object_with_next(training: Made) -> None:
+    stream = Endless(training.loader)
+    while stream.epoch < EPOCHS - 1:
+        batch = stream.next()
+        one(training, batch)
+
+
 def one_ahead(training: Made) -> None:
     for _ in range(EPOCHS):
         it = iter(training.loader)
@@ -184,6 +205,7 @@ SHAPES = [
     by_await,
     by_helper,
     by_own_iter,
+    by_an_object_with_next,
     one_ahead,
     with_progress,
     with_try,
