@@ -175,7 +175,12 @@ def taken(batch: Any, chosen: Sequence[int]) -> Any:
     """
     index = torch.tensor(list(chosen), dtype=torch.long)
     tensors = [tensor[index.to(tensor.device)] for tensor in leaves(batch)]
-    return _pytree.tree_unflatten(tensors, _pytree.tree_structure(batch))
+    made = _pytree.tree_unflatten(tensors, _pytree.tree_structure(batch))
+    return _pytree.tree_map(
+        lambda leaf: leaf.taken(chosen) if isinstance(leaf, Column) else leaf,
+        made,
+        is_leaf=_is_constant,
+    )
 
 
 class Constant:
@@ -185,12 +190,42 @@ class Constant:
         self.value = value
 
 
-_pytree.register_pytree_node(
-    Constant,
-    lambda own: ([], own),
-    lambda _, own: own,
-    flatten_with_keys_fn=lambda own: ([], own),
-)
+class Column(Constant):
+    """Values other than tensors, one for each record, such as file names."""
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether it may stand in the same place of a batch."""
+        return isinstance(other, Column)
+
+    def __hash__(self) -> int:
+        return hash(Column)
+
+    def taken(self, chosen: Sequence[int]) -> Column:
+        """Return the values of the chosen records; of tensors that are longer, any values."""
+        return Column(type(self.value)(self.value[row % len(self.value)] for row in chosen))
+
+
+for kind in (Constant, Column):
+    _pytree.register_pytree_node(
+        kind,
+        lambda own: ([], own),
+        lambda _, own: own,
+        flatten_with_keys_fn=lambda own: ([], own),
+    )
+
+
+def _with_columns(batch: Any) -> Any:
+    """Return a batch whose lists and tuples of values of all records are each a `Column`."""
+    tensors = [one for one in _pytree.tree_leaves(batch) if isinstance(one, torch.Tensor)]
+    sizes = {len(one) for one in tensors if one.dim()}
+
+    def is_column(node: Any) -> bool:
+        values = type(node) in (list, tuple) and {len(node)} == sizes
+        return values and all(isinstance(one, str | bytes | int | float) for one in node)
+
+    nodes, kind = _pytree.tree_flatten(batch, is_leaf=is_column)
+    made = [Column(node) if is_column(node) else node for node in nodes]
+    return _pytree.tree_unflatten(made, kind) if any(map(_is_constant, made)) else batch
 
 
 def with_constants(batch: Any) -> Any:
@@ -208,8 +243,9 @@ def constants_apart(batch: Any, earlier: Any) -> Any:
         earlier: Another batch. What is no tensor of as many rows as those that changed since, and
             is equal in both, belongs to no record.
     """
+    batch = _with_columns(batch)
     leaves, kind = _pytree.tree_flatten(batch)
-    before, like = _pytree.tree_flatten(with_constants(earlier))
+    before, like = _pytree.tree_flatten(_with_columns(with_constants(earlier)))
     if kind != like:
         return batch
     sizes = [len(one) if isinstance(one, torch.Tensor) and one.dim() else None for one in leaves]

@@ -82,7 +82,10 @@ LEAST_RECORDS = 3
 #: Reasons why a step is not examined.
 CANNOT_REPLAY = "the step cannot be replayed"
 NO_STEP = "the batch makes no step"
-_UNKNOWN = "a batch needs tensors with the records first, in tuples, lists or dicts, and no other"
+_UNKNOWN = (
+    "a batch needs tensors of one length with the records first, in tuples, named tuples, lists or "
+    "dicts, beside lists of strings or numbers; give others in another form by collate_fn"
+)
 NOT_REPEATED = (
     "the step, repeated from the same state, gives other bits: it keeps state that a replay cannot "
     "restore, draws random numbers that cannot be seeded, or is not deterministic"
@@ -555,7 +558,8 @@ def state_of(user: UserStep, share: int = 2) -> TrainingState:
         CannotKeep: it does not fit into memory a second time, or cannot be restored.
     """
     room = room_for(user.module.parameters(), user.optimizers, share)
-    return TrainingState(user.roots(), user.aside, room)
+    forks = may_fork(user.module.parameters())
+    return TrainingState(user.roots(), user.aside, room, forks=forks)
 
 
 def state_before(user: UserStep) -> TrainingState | None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import io
 import math
 import operator
@@ -412,6 +413,18 @@ class CannotKeep(Exception):
     """A training's state cannot be saved; the message says why."""
 
 
+def _follows(item: object) -> bool:
+    """Return whether an iterator is that of a followed loader."""
+    return type(item).__module__ == "lightning_audit.loops.events"
+
+
+def _follows_within(item: object) -> bool:
+    """Return whether a generator iterates a followed loader now: one that runs fetches from it."""
+    if not isinstance(item, types.GeneratorType):
+        return False
+    return item.gi_running or any(map(_follows, gc.get_referents(item)))
+
+
 class TrainingState:
     """The state of a training at one moment.
 
@@ -420,6 +433,7 @@ class TrainingState:
         not_followed: objects that are not saved.
         room: largest number of bytes for the copies; None for no limit.
         iterators: whether iterators are ignored; they keep their later position.
+        forks: whether replays run in a fork, which may break generators over the loader.
 
     Raises:
         CannotKeep: the copies would need more memory, or the training holds an iterator.
@@ -434,12 +448,13 @@ class TrainingState:
         room: int | None = None,
         *,
         iterators: bool = False,
+        forks: bool = False,
     ) -> None:
         #: What could not be restored, as text.
         self.lost: list[str] = []
         #: The training's own generators, in the order in which they were found.
         self.generators: list[Generator] = []
-        self._room, self._iterators = room, iterators
+        self._room, self._iterators, self._forks = room, iterators, forks
         self._known: dict[int, object] = {id(each): each for each in not_followed}
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._leaves: list[torch.Tensor] = []
@@ -516,8 +531,8 @@ class TrainingState:
                 self.generators.append(item)
                 self._back.append(generator_state(item))
             case Iterator() if not isinstance(item, (io.IOBase, *weakref.ProxyTypes)):
-                if self._iterators or _is_foreign(type(item).__module__):  # ours: no replay draws
-                    return
+                if self._iterators or _follows(item) or (self._forks and _follows_within(item)):
+                    return  # which no replay asks: it would fetch another batch
                 raise CannotKeep(
                     f"the training holds an iterator ({type(item).__name__}), which cannot be "
                     "restored; hold its iterable and an index instead"

@@ -1,4 +1,4 @@
-"""Batches that hold a constant: anchors, class embeddings, a temperature."""
+"""Batches that hold more than tensors of their records: a constant, names, numbers."""
 
 from pathlib import Path
 from typing import Any
@@ -68,3 +68,28 @@ def test_what_depends_on_the_records_is_no_constant(collate, tmp_path):
     report = report_of(collate, tmp_path)
     assert report.verdict.outcome != "PASS"
     assert "audit failed" not in report.verdict.summary, report.verdict
+
+
+def with_names(records: list[Any]) -> Any:
+    x, y = stacked(records)
+    return x, tuple(f"{int(label)}.png" for label in y), {"place": y.tolist()}
+
+
+def by_name(model: nn.Module, optimizer: Any, loader: Any) -> None:
+    for _ in range(2):
+        for x, names, _where in loader:
+            labels = torch.tensor([int(name.removesuffix(".png")) for name in names])
+            optimizer.zero_grad()
+            functional.cross_entropy(model(x), labels).backward()
+            optimizer.step()
+
+
+def test_strings_and_numbers_of_each_record_are_taken_with_it(tmp_path):
+    loader = DataLoader(plain_loops.random_data(512), plain_loops.BATCH, collate_fn=with_names)
+    training = made(loader=loader).training
+    with attach(*training, 50.0, report_dir=tmp_path, seed=1) as audit:
+        by_name(*training)
+    assert audit.report.verdict.outcome == "PASS", audit.report.verdict
+    assert {"coupling", "replay.sensitivity"} <= {
+        check.name for check in audit.report.checks if check.status == "ok"
+    }

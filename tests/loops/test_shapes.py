@@ -156,6 +156,24 @@ def by_an_object_with_next(training: Made) -> None:
         one(training, batch)
 
 
+class StepBudget:
+    """Holds a generator over the loader, as diffusion code does."""
+
+    def __init__(self, training: Made) -> None:
+        self.training, self.steps = training, EPOCHS * len(training.loader)
+        self.batches = (b for _ in itertools.count() for b in training.loader)
+
+    def train(self) -> None:
+        while self.steps:
+            x, y = next(self.batches)
+            one(self.training, (x + 0.1 * torch.randn_like(x), y))
+            self.steps -= 1
+
+
+def by_an_object_with_a_generator(training: Made) -> None:
+    StepBudget(training).train()
+
+
 def one_ahead(training: Made) -> None:
     for _ in range(EPOCHS):
         it = iter(training.loader)
@@ -206,6 +224,7 @@ SHAPES = [
     by_helper,
     by_own_iter,
     by_an_object_with_next,
+    by_an_object_with_a_generator,
     one_ahead,
     with_progress,
     with_try,
