@@ -277,11 +277,14 @@ class _Parents:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
+        self._optimizer, self._before = optimizer, _hooks.get(optimizer)
 
     def remove(self) -> None:
-        """Remove the hooks."""
-        _unwatch(self._optimizer)
+        """Remove the hooks; those of the training, within which a replay has its own, come back."""
+        if self._before is None:
+            _unwatch(self._optimizer)
+        else:
+            _hooks[self._optimizer] = self._before
 
 
 def _unwatch(optimizer: torch.optim.Optimizer) -> None:

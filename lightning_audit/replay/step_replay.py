@@ -35,8 +35,8 @@ from lightning_audit.dpsgd.adapters import divisor_at_cut, watch_cut
 from lightning_audit.dpsgd.hand_over import diverted
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
-from lightning_audit.hooks.boundary import entry, raised_in_audit
-from lightning_audit.hooks.step_hooks import MethodHook, is_torchs, with_closure
+from lightning_audit.hooks.boundary import raised_in_audit
+from lightning_audit.hooks.step_hooks import ClosureHooks, MethodHook, is_torchs
 from lightning_audit.replay.device import SteadyKernels, clock, no_room, room
 from lightning_audit.replay.fork import ReachesOut
 from lightning_audit.replay.releases import Release
@@ -762,22 +762,15 @@ class StepReplay:
                 # A class that clips in its own step and then calls torch's runs this hook twice.
                 reads([p.grad for p in self._step.params], unit, again=source.depth > 1)
 
-        def pre(*given: Any) -> Any:
+        def enters() -> int:
             source.depth += 1
-            observed = with_closure(given, read)  # automatic optimization passes one
-            if observed is None:
-                read()
-            return observed
+            return source.depth
 
-        def post(*_: Any) -> None:
+        def leaves() -> None:
             source.depth -= 1
             source.shown = source.shown and source.depth > 0
 
-        inner = self._step.inner
-        return [
-            inner.register_step_pre_hook(entry(pre)),
-            inner.register_step_post_hook(entry(post)),
-        ]
+        return [ClosureHooks(self._step.inner, enters, lambda _: read(), leaves)]
 
     # ------------------------------------------------------------------ tensors
 
