@@ -252,7 +252,7 @@ def loader_facts(loaders: Any) -> LoaderFacts:
         for loader in _pytree.tree_leaves(loaders)
     ]
     doubtful = [fact for fact in facts if fact.kind != "poisson"]
-    return (doubtful or facts or [LoaderFacts("unknown", "no loader")])[0]
+    return (doubtful or facts or [LoaderFacts("unknown", "the loop's own code")])[0]
 
 
 def rate_of(loader: Any) -> float | None:

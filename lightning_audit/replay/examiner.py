@@ -86,6 +86,7 @@ _UNKNOWN = (
     "a batch needs tensors of one length with the records first, in tuples, named tuples, lists or "
     "dicts, beside lists of strings or numbers; give others in another form by collate_fn"
 )
+_UNSEEN = "no batch of the step was seen; show your own by audit.batches(...)"
 NOT_REPEATED = (
     "the step, repeated from the same state, gives other bits: it keeps state that a replay cannot "
     "restore, draws random numbers that cannot be seeded, or is not deterministic"
@@ -411,7 +412,8 @@ def _unfit(asked: Asked) -> Answer:
     try:
         most = max(map(rows, asked.batches), default=0)
     except ValueError:  # whose text may hold sizes
-        return Answer(reason=_UNKNOWN)
+        unseen = all(batch is None for batch in asked.batches)
+        return Answer(reason=_UNSEEN if unseen else _UNKNOWN)
     if most < LEAST_RECORDS:
         return Answer(reason=TOO_SMALL)
     base, reason = asked.replay.usual(asked.batches, asked.seed), ""

@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -320,6 +320,7 @@ class Fence:
         # steps that were examined are not explained.
         self._changes: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self._examined, self._covered = False, dict[str, bool]()
+        self._seen = Counter[str]()
         #: Whether something new changes the weights within steps.
         self.news = False
         # Values in a checkpoint that is being loaded.
@@ -605,7 +606,8 @@ class Fence:
             self._covered[name] = bool(why)
             self._log.waiting.pop(name, None)
         else:
-            self.news |= seen is None
+            self._seen[name] += 1  # examined a step later, which a change every k steps is not in
+            self.news |= seen is None and self._seen[name].bit_count() == 1
             if why:
                 self._log.waiting[name] = [what, why]
 

@@ -271,7 +271,7 @@ def test_a_body_that_cannot_be_run_again_leaves_the_audit_inconclusive(tmp_path,
     assert "cannot be run again" in missing
     assert "; pass step=" in missing
     assert ("plain_loops.py:" in missing) == (not given)
-    assert ("sampl" in missing) == bool(given)
+    assert ("whether the loop's own code draws Poisson batches" in missing) == bool(given)
 
 
 @pytest.mark.parametrize("form", [plain_loops.nano_form, plain_loops.functions_form])

@@ -313,3 +313,12 @@ def test_exceptions_are_recorded(when, monkeypatch):
     answers = examined(user).answers
     assert all("RuntimeError" in answer.reason for answer in answers.values())
     assert not any("out of order" in answer.reason for answer in answers.values())
+
+
+@pytest.mark.parametrize(
+    ("batch", "told"),
+    [(None, "show your own by audit.batches"), ({"x": torch.ones(3), "y": object()}, "collate_fn")],
+    ids=["unseen", "of unknown form"],
+)
+def test_a_batch_that_cannot_be_split_says_what_to_do(batch, told):
+    assert told in examiner._unfit(SimpleNamespace(batches=[batch])).reason
