@@ -194,7 +194,7 @@ class Column(Constant):
     """Values other than tensors, one for each record, such as file names."""
 
     def __eq__(self, other: object) -> bool:
-        """Return whether it may stand in the same place of a batch."""
+        """Return whether the other is one, too: a batch may have it in the same place."""
         return isinstance(other, Column)
 
     def __hash__(self) -> int:

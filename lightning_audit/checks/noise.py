@@ -873,8 +873,8 @@ class WholeSizes:
             sums = self._count, self._added, INTERVAL_SIGNIFICANCE
             interval = noise_interval(*sums)
             evidence["noise_ratio"] = _rounded(interval)
-            if (j := interval.quietest) is not None:
-                evidence["quietest"] = {self._tensors[j]: self._added_ratio(np.array([j]))}
+            if (j := interval.least_noise) is not None:
+                evidence["least_noise"] = {self._tensors[j]: self._added_ratio(np.array([j]))}
                 evidence["noise_ratio_upper"] = rounded_up(units_upper(*sums))
         if flagged and self._all_alone:
             rest = np.setdiff1d(np.arange(len(self._tensors)), flagged)

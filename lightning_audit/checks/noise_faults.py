@@ -275,7 +275,7 @@ def _size(
         limit = monitor.witness_noise.sums.noise_upper()
     evidence = {"noise_ratio_upper": limit}
     whole = case.violated.get(NOISE_WHOLE.name)
-    one = whole is not None and "quietest" not in whole.evidence
+    one = whole is not None and "least_noise" not in whole.evidence
     interval = whole.evidence.get("noise_ratio") if whole and one else None
     if interval and added > MISSING and finding != NOISE_CANARY.name:
         evidence["noise_ratio"] = interval

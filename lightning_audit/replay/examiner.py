@@ -84,7 +84,7 @@ CANNOT_REPLAY = "the step cannot be replayed"
 NO_STEP = "the batch makes no step"
 _UNKNOWN = (
     "a batch needs tensors of one length with the records first, in tuples, named tuples, lists or "
-    "dicts, beside lists of strings or numbers; give others in another form by collate_fn"
+    "dicts, and lists of strings or numbers; give others in another form by collate_fn"
 )
 _UNSEEN = "no batch of the step was seen; show your own by audit.batches(...)"
 NOT_REPEATED = (

@@ -271,10 +271,10 @@ def measured_words(report: AuditReport, *, source: bool = False) -> str:
         over += f" at noise multiplier {report.history[-1][0]:.3g}"
     if not found.planned and report.epsilon_spent is not None:
         over += f", where {report.epsilon_spent:.3g} is stated"
-    alike = "steps and small tensors" if found.quietest else "steps and tensors"
+    alike = "steps and small tensors" if found.least_noise else "steps and tensors"
     alike = "steps" if found.of else alike
     if found.most is not None:
-        over += f", about {found.most:.2g} for records whose gradient lies in `{found.quietest}`"
+        over += f", about {found.most:.2g} for records whose gradient lies in `{found.least_noise}`"
     of = f" for {found.of}" if found.of else ""
     measured = f": {found.measured}" if source else ""
     return (

@@ -269,7 +269,7 @@ class MeasuredEpsilon:
         planned: whether these are all planned steps, not only those that were taken.
         measured: what was measured, in words.
         of: whose gradients or steps it is about, in words; empty for those of any record.
-        quietest: name of the tensor with the least noise; empty if tensors may be alike.
+        least_noise: name of the tensor with the least noise; empty if tensors may be alike.
         most: for records whose gradient lies in it alone; None if tensors may be alike.
     """
 
@@ -280,7 +280,7 @@ class MeasuredEpsilon:
     planned: bool
     measured: str
     of: str = ""
-    quietest: str = ""
+    least_noise: str = ""
     most: float | None = None
 
 

@@ -39,7 +39,7 @@ class _Leakage:
         measured: what was measured, in words.
         of: whose gradients, in words.
         since: step, from 0, before which the mechanism was as stated.
-        quietest: leakage of the tensor with the least noise, by its name, if tensors differ.
+        least_noise: leakage of the tensor with the least noise, by its name, if tensors differ.
     """
 
     lower: float
@@ -48,7 +48,7 @@ class _Leakage:
     measured: str
     of: str = ""
     since: int = 0
-    quietest: Mapping[str, float] = field(default_factory=dict)
+    least_noise: Mapping[str, float] = field(default_factory=dict)
 
 
 def measured_epsilon(
@@ -100,7 +100,7 @@ def measured_epsilon(
     least = epsilon(lower)
     if least is None:
         return None
-    name, ratio = next(iter({} if alone is None else alone.quietest.items()), ("", None))
+    name, ratio = next(iter({} if alone is None else alone.least_noise.items()), ("", None))
     return MeasuredEpsilon(
         least,
         None if upper is None else epsilon(upper),
@@ -122,17 +122,17 @@ def _of_noise(fault: LikelyFault, checks: Mapping[str, Mapping[str, Any]]) -> _L
     since = seen.get("noise_ratio_upper_since")
     limits = seen.get("noise_ratio_upper", since)
     interval = seen.get("flagged_noise_ratio" if names else "noise_ratio", seen.get("noise_ratio"))
-    quietest = {} if names else whole.get("quietest", {})
-    if quietest:  # the others may have the stated noise
+    least_noise = {} if names else whole.get("least_noise", {})
+    if least_noise:  # the others may have the stated noise
         interval = whole["noise_ratio"][0], min(whole["noise_ratio"][1], 1.0)
     if isinstance(limits, Mapping):
         limits = max(limits.values(), default=None)
     low, high = interval or (None, limits)
     if fault.name in _MISSING and not whole.get(
-        "quietest"
+        "least_noise"
     ):  # all entries limit it more than a few probes
         high = (whole.get("noise_ratio") or (None, high))[1]
-    if not isinstance(high, int | float) or (high >= 1.0 and not quietest):
+    if not isinstance(high, int | float) or (high >= 1.0 and not least_noise):
         return None
     of = ", ".join(f"`{name}`" for name in names[:3])
     of += f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -146,7 +146,7 @@ def _of_noise(fault: LikelyFault, checks: Mapping[str, Mapping[str, Any]]) -> _L
         else "no noise is added",
         f"records whose gradient lies in {of}" if names else "",
         fault.place.step or 0 if since is not None else 0,
-        {name: _over(ratio) for name, ratio in quietest.items()},
+        {name: _over(ratio) for name, ratio in least_noise.items()},
     )
 
 

@@ -228,7 +228,7 @@ class NoiseInterval(NamedTuple):
 
     lower: float
     upper: float
-    quietest: int | None
+    least_noise: int | None
 
 
 def noise_interval(count: ArrayLike, sum_squares: ArrayLike, significance: float) -> NoiseInterval:
@@ -257,7 +257,7 @@ def noise_interval(count: ArrayLike, sum_squares: ArrayLike, significance: float
         >>> lower, upper, _ = noise_interval([4_000], [1_000.0], 0.01)
         >>> round(lower, 3), round(upper, 3)
         (0.478, 0.524)
-        >>> noise_interval([4_000, 4_000], [1_000.0, 4_000.0], 0.01).quietest
+        >>> noise_interval([4_000, 4_000], [1_000.0, 4_000.0], 0.01).least_noise
         0
 
     References:
@@ -268,11 +268,11 @@ def noise_interval(count: ArrayLike, sum_squares: ArrayLike, significance: float
     ends = np.array([[noise_lower(*pooled)], [noise_upper(*pooled)]])
     each = np.array(limits_of_each(n, s, significance / 2))
     sharp = np.flatnonzero(each[1] <= np.maximum(_SHARP * each[0], _NONE))
-    quietest = None
+    least_noise = None
     if not _may_be_alike(n[sharp], s[sharp]):
         ends = np.concatenate([ends, each[:, sharp]], axis=1)
-        quietest = min(sharp.tolist(), key=lambda j: s[j] / n[j])
-    return NoiseInterval(float(ends[0].min()), float(ends[1].max()), quietest)
+        least_noise = min(sharp.tolist(), key=lambda j: s[j] / n[j])
+    return NoiseInterval(float(ends[0].min()), float(ends[1].max()), least_noise)
 
 
 def _may_be_alike(n: Floats, s: Floats) -> bool:

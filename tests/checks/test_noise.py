@@ -81,7 +81,7 @@ def test_nine_tenths_of_the_noise_in_a_large_tensor_are_seen_at_once_and_told_wh
     )
     assert result.evidence["flagged_noise_ratio"] == [0.89, 0.91]
     assert result.evidence["noise_ratio"][0] <= 0.9 < 1.0 < result.evidence["noise_ratio"][1]
-    assert result.evidence["quietest"] == {"large": pytest.approx(0.9, abs=0.01)}
+    assert result.evidence["least_noise"] == {"large": pytest.approx(0.9, abs=0.01)}
     assert result.evidence["noise_ratio_upper"] == 0.91
 
 

@@ -97,15 +97,15 @@ def test_an_upper_limit_alone_gives_a_lower_one_and_a_tensor_has_its_own_words()
     assert words.endswith("if all steps are alike and everything else is as stated")
 
 
-def test_tensors_that_differ_have_the_epsilon_of_the_quietest_beside_that_of_all():
-    whole = {"noise_ratio": [0.35, 1.1], "quietest": {"a": 0.4}}
+def test_tensors_that_differ_have_the_epsilon_of_the_least_noise_beside_that_of_all():
+    whole = {"noise_ratio": [0.35, 1.1], "least_noise": {"a": 0.4}}
     report = found(fault({"noise_ratio_upper": 0.9}), whole=whole)
     one = measured_epsilon(report, "add_remove")
     assert one is not None
     assert one.lower == pytest.approx(gaussian(2.0), rel=2e-3)  # as stated, in the others
     assert one.upper == pytest.approx(gaussian(2.0 / 0.35), rel=2e-3)
     assert one.about == pytest.approx(gaussian(2.0 / 0.46), rel=2e-3)
-    assert (one.quietest, one.most) == ("a", pytest.approx(gaussian(2.0 / 0.4), rel=2e-3))
+    assert (one.least_noise, one.most) == ("a", pytest.approx(gaussian(2.0 / 0.4), rel=2e-3))
     words = measured_words(dataclasses.replace(report, epsilon_measured=one))
     assert f"about {one.most:.2g} for records whose gradient lies in `a`" in words
     assert words.endswith(

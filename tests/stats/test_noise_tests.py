@@ -120,7 +120,7 @@ def test_the_interval_is_that_of_the_step_by_step_products(counts):
     units = [0.5 * rng.standard_normal(n) for n in counts]
     found = noise_interval(counts, [float(u @ u) for u in units], 0.1)
     assert found[:2] == pytest.approx(_naive_interval(units, 0.1), rel=1e-6)
-    assert found.quietest is None
+    assert found.least_noise is None
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_the_interval_holds_where_the_run_stops_and_the_quietest_reading_does_no
 
 def test_the_interval_of_tensors_of_two_ratios_holds_both_and_names_the_quietest():
     counts, squares = np.array([500.0, 500.0]), np.array([500 * 0.25, 500.0])
-    lower, upper, quietest = noise_interval(counts, squares, 0.01)
-    assert quietest == 0
+    lower, upper, least = noise_interval(counts, squares, 0.01)
+    assert least == 0
     assert 0.42 < lower < 0.5
     assert 1.0 < upper < 1.15
     assert 0.5 < units_upper(counts, squares, 0.01) < 0.62
@@ -181,10 +181,10 @@ def test_the_interval_of_tensors_of_two_ratios_holds_both_and_names_the_quietest
 def test_a_tensor_of_few_entries_is_taken_to_lie_between_the_others():
     counts = np.array([600.0, 5.0])
     few = noise_interval(counts, counts * np.array([0.25, 0.04]), 0.01)
-    assert few.quietest is None
+    assert few.least_noise is None
     assert few.lower > 0.44  # as of the large tensor alone
     none = noise_interval(counts, counts * np.array([0.25, 0.0]), 0.01)
-    assert (none.lower, none.quietest) == (0.0, 1)
+    assert (none.lower, none.least_noise) == (0.0, 1)
 
 
 def test_the_least_noise_of_all_tensors_is_in_the_interval():
@@ -195,7 +195,7 @@ def test_the_least_noise_of_all_tensors_is_in_the_interval():
         ratios = np.array([0.5, 0.7, 0.7, 0.7])
         found = noise_interval(counts, ratios**2 * rng.chisquare(counts), 0.01)
         missed += not found.lower <= 0.5 <= found.upper
-        told += found.quietest == 0
+        told += found.least_noise == 0
     assert missed <= 0.05 * runs
     assert told >= 0.9 * runs
 
