@@ -18,8 +18,8 @@ from lightning_audit.results.audit_report import CheckResult, OperatingPoint, it
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.canary_bets import Claim, LeakageBet, LeastLogs, ProvedPart, SignalBet
 from lightning_audit.stats.counts import ConfusionCounts
-from lightning_audit.stats.gaussian import mu_noncentral_t
-from lightning_audit.stats.sequential import PredictableCentre, TwoGroups
+from lightning_audit.stats.gaussian import noncentrality_lower
+from lightning_audit.stats.sequential import PredictableCentre, SignedReadings
 
 # --- The check `accounting`: whether the run's steps compose to at most the claimed epsilon.
 
@@ -443,21 +443,23 @@ class StudentBound:
     """
 
     def __init__(self, header: RecordHeader) -> None:
-        self._groups = TwoGroups(len(header.canaries))
+        self._readings = SignedReadings(len(header.canaries))
 
     def update(self, seen: Observation) -> None:
         """Update with steps whose coins count."""
-        self._groups.update(seen.coins, seen.readings, seen.noise_multiplier)
+        self._readings.update(seen.coins, seen.readings, seen.noise_multiplier)
 
     def mu_lower(self, significance: float) -> tuple[float, float]:
         """Return the lower limit of one step's mu, and the noise multiplier of these steps."""
-        sigma = self._groups.noise_multiplier
-        if sigma is None:
-            return 0.0, 1.0
-        n_in, n_out, difference, squares = self._groups.statistics
-        if squares == 0.0 and n_in + n_out > 2:  # no noise at all
-            return (math.inf if difference > 0 else 0.0), sigma
-        return float(mu_noncentral_t(n_in, n_out, difference, squares, significance)), sigma
+        sigma = self._readings.noise_multiplier
+        number, mean, squares = self._readings.statistics
+        if sigma is None or number < 2:
+            return 0.0, sigma or 1.0
+        if squares == 0.0:  # no noise at all
+            return (math.inf if mean > 0 else 0.0), sigma
+        t = np.array([mean * math.sqrt(number * (number - 1.0) / squares)])
+        limit = noncentrality_lower(t, np.array([number - 1.0]), significance)
+        return 2.0 / math.sqrt(number) * float(limit[0]), sigma
 
 
 # --- The ledger checks: compare the accountant's record and the use of batches with the steps.

@@ -95,11 +95,12 @@ def betting_bound(monitor: AuditMonitor, delta: float, significance: float) -> E
 def end_bound(monitor: AuditMonitor, delta: float, significance: float) -> tuple[EpsilonBound, ...]:
     """Return the bound by one look at the planned end, which is fixed before step 1.
 
-    The limit of the noncentral t, exact for Gaussian readings. With fair coins a data term is added
-    or subtracted by chance, which widens the spread and lowers the limit (by simulation, also where
-    it depends on the past or has heavy tails). It is closer to the truth than `betting_bound`,
-    since it need not hold at other looks. Empty before the planned end, without fair coins, and if
-    the noise multiplier or the sample rate changes.
+    The limit of the noncentral t of readings with the signs of their coins. With fair coins a data
+    term is added or subtracted by chance, which widens the spread and lowers the limit: its level
+    is that of Gaussian readings, by simulation also where data follow past coins or have heavy
+    tails (see `SignedReadings`). It is closer to the truth than `betting_bound`, since it need not
+    hold at other looks. Empty before the planned end, without fair coins, and if the noise
+    multiplier or the sample rate changes.
     """
     end, taken = monitor.student_at_end, monitor.claims.phases(monitor.header.planned_end)
     fair = monitor.header.coin_probability == 0.5

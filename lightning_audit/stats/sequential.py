@@ -318,8 +318,13 @@ def _shares(right: ArrayLike) -> Floats:
 # --- Means and spread of readings with and without the canary, under one claimed noise.
 
 
-class TwoGroups:
-    """Accumulates standardized readings for `mu_noncentral_t`, for the first noise multiplier only.
+class SignedReadings:
+    """Sums of readings with their coins' signs, for a t statistic; of the first noise multiplier.
+
+    With ``c`` a center made of the past, ``y = (2 coin - 1) (reading - c - 1/2)`` has mean 1/2
+    given the past, for any data term that is made of the past: a fair coin adds or subtracts it.
+    The difference of the means of readings with and without the canary has no such law: it is
+    biased where the data follow past coins.
 
     Args:
         canaries: Number of readings in a step.
@@ -327,7 +332,7 @@ class TwoGroups:
 
     def __init__(self, canaries: int) -> None:
         self._centre = PredictableCentre((canaries,))
-        self._n, self._sum, self._squares = np.zeros(2), np.zeros(2), 0.0
+        self._sums = np.zeros(3)
         self.noise_multiplier: float | None = None
         self.frozen = False
 
@@ -338,16 +343,15 @@ class TwoGroups:
         self.frozen = self.frozen or noise_multiplier != self.noise_multiplier
         if self.frozen:
             return
-        x = (np.atleast_2d(readings) - self._centre.update(readings - coins)) / noise_multiplier
-        chosen = np.stack(np.atleast_2d(coins < 0.5, coins > 0.5), axis=1)
-        self._n += chosen.sum(axis=(0, -1))
-        self._sum = running(self._sum, np.where(chosen, x[:, None], 0.0).sum(axis=-1))[-1]
-        self._squares = float(running(self._squares, np.square(x).sum(axis=-1))[-1])
+        centred = np.atleast_2d(readings) - self._centre.update(readings - coins) - 0.5
+        y = (2.0 * np.atleast_2d(coins) - 1.0) * centred / noise_multiplier
+        added = np.stack([np.ones_like(y), y, y**2], axis=1).sum(axis=-1)
+        self._sums = running(self._sums, added)[-1]
 
     @property
-    def statistics(self) -> tuple[int, int, float, float]:
-        """(Readings in, readings out, difference of means, squares within), in units of sigma."""
-        means = self._sum / np.maximum(self._n, 1.0)
+    def statistics(self) -> tuple[int, float, float]:
+        """Number, mean and sum of squared deviations from it, in units of sigma."""
+        number, total, squares = self._sums
+        mean = total / max(number, 1.0)
         # Rounding can leave a tiny negative sum of squares when all readings agree.
-        within = max(self._squares - float(self._n @ means**2), 0.0)
-        return int(self._n[1]), int(self._n[0]), float(means[1] - means[0]), within
+        return int(number), float(mean), max(float(squares - number * mean**2), 0.0)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from lightning_audit.accounting.spending import (
     epsilon_at_ratio,
     epsilon_of_parts,
 )
-from lightning_audit.checks.accounting import LeakageBound
+from lightning_audit.checks.accounting import LeakageBound, StudentBound
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.record.store import (
     INJECTED,
@@ -40,9 +41,7 @@ from lightning_audit.stats.counts import (
     epsilon_clopper_pearson,
     mu_clopper_pearson,
 )
-from lightning_audit.stats.gaussian import mu_noncentral_t
 from lightning_audit.stats.named_bounds import BOUND_NAMES, METHODS
-from lightning_audit.stats.sequential import TwoGroups
 from lightning_audit.stats.tradeoff import SubsampledGaussianTradeoff, gaussian_epsilon
 
 # --- The literature's bounds of a run: their labels, their level, and what they do at the edges.
@@ -497,20 +496,43 @@ DATA: dict[str, Any] = {
 }
 
 
+def read(coins: np.ndarray, readings: np.ndarray, sigma: float) -> Any:
+    """What `StudentBound` reads of a step."""
+    return SimpleNamespace(coins=coins, readings=readings, noise_multiplier=sigma)
+
+
 @pytest.mark.parametrize("runs", staged(quick=[25], nightly=[1000]))
 @pytest.mark.parametrize("data", list(DATA))
 def test_the_look_at_the_end_is_false_no_oftener_than_its_level(data, runs):
     rng, found = np.random.default_rng(list(DATA).index(data)), []
     for _ in range(runs):
-        groups, z, b = TwoGroups(K), np.zeros(K), np.zeros(K)
+        bound, z, b = StudentBound(HEADER), np.zeros(K), np.zeros(K)
         for t in range(60):
             term = DATA[data](rng, z, b, t)
             b = rng.integers(0, 2, K).astype(float)
             z = b + term + rng.standard_normal(K)
-            groups.update(b, z, 1.0)
-        found.append(float(mu_noncentral_t(*groups.statistics, LEVEL)))
+            bound.update(read(b, z, 1.0))
+        found.append(bound.mu_lower(LEVEL)[0])
     assert np.sum(np.array(found) > 1.0) <= most_failures(runs, LEVEL, 1000)
     assert np.median(found) > 0.5 or data != "none"
+
+
+@pytest.mark.parametrize("runs", staged(quick=[30], nightly=[1000]))
+@pytest.mark.parametrize("times", [1.0, 2.0, 4.0])
+def test_the_look_at_the_end_holds_where_data_oppose_the_past_coins_of_weak_canaries(times, runs):
+    """Group means over all readings missed in .09: their difference holds the data's balance."""
+    rng, sigma, steps = np.random.default_rng(int(times)), 30.0, 60
+    bounds = [StudentBound(HEADER) for _ in range(runs)]
+    balance = np.zeros((runs, K))
+    for _ in range(steps):
+        coins = rng.integers(0, 2, (runs, K)).astype(float)
+        data = -times * sigma * balance / math.sqrt(steps)
+        readings = coins + data + sigma * rng.standard_normal((runs, K))
+        for bound, b, z in zip(bounds, coins, readings, strict=True):
+            bound.update(read(b, z, sigma))
+        balance += coins - 0.5
+    found = np.array([bound.mu_lower(LEVEL)[0] for bound in bounds])
+    assert np.sum(found > 1.0 / sigma) <= most_failures(runs, LEVEL, 1000)
 
 
 def test_mu_bound_states_what_it_rests_on():

@@ -24,8 +24,8 @@ from lightning_audit.stats.sequential import (
     SHARE_STAKES,
     STEP_STAKES,
     PredictableCentre,
+    SignedReadings,
     SingleStepBet,
-    TwoGroups,
     further_trainings,
     log_e_of_whole_shares,
     log_mean_exp,
@@ -760,34 +760,33 @@ test_bad_arguments_are_refused = refusals(
 )
 
 
-# --- Statistics of the readings with and without the canary: against plain sums over all of them.
-def test_statistics_are_those_of_all_centred_readings_together():
-    groups, centre, rows, sides = TwoGroups(3), PredictableCentre((3,)), [], []
+# --- Statistics of the readings with their coins' signs: against plain sums over all of them.
+def test_statistics_are_those_of_all_signed_readings_together():
+    signed, centre, rows = SignedReadings(3), PredictableCentre((3,)), []
     for coins, readings in simulated_steps(0, 40, 3):
-        rows.append((readings - centre.value) / 1.5)
-        sides.append(coins)
+        rows.append((2 * coins - 1) * (readings - centre.value - 0.5) / 1.5)
         centre.update(readings - coins)
-        groups.update(coins, readings, 1.5)
-    x, inside = np.concatenate(rows), np.concatenate(sides) > 0.5
-    n_in, n_out, difference, within = groups.statistics
-    assert (n_in, n_out) == (inside.sum(), (~inside).sum())
-    assert difference == pytest.approx(x[inside].mean() - x[~inside].mean(), abs=1e-12)
-    left = sum(((side - side.mean()) ** 2).sum() for side in (x[inside], x[~inside]))
-    assert within == pytest.approx(left, rel=1e-10)
+        signed.update(coins, readings, 1.5)
+    y = np.concatenate(rows)
+    number, mean, squares = signed.statistics
+    assert number == len(y) == 120
+    assert mean == pytest.approx(y.mean(), abs=1e-12)
+    assert squares == pytest.approx(((y - y.mean()) ** 2).sum(), rel=1e-10)
 
 
 def test_steps_from_another_noise_multiplier_on_are_left_out():
-    groups = TwoGroups(2)
+    signed = SignedReadings(2)
     first, *others = simulated_steps(1, 5, 2)
-    groups.update(*first, 1.5)
-    before = groups.statistics
+    signed.update(*first, 1.5)
+    before = signed.statistics
     for sigma, step in zip((1.4, 1.5, 1.5, 1.5), others, strict=True):
-        groups.update(*step, sigma)
-    assert groups.frozen
-    assert (groups.noise_multiplier, groups.statistics) == (1.5, before)
+        signed.update(*step, sigma)
+    assert signed.frozen
+    assert (signed.noise_multiplier, signed.statistics) == (1.5, before)
 
 
 def test_readings_that_agree_have_no_spread_below_zero():
-    groups = TwoGroups(1)
-    groups.update(np.array([1.0]), np.array([0.3]), 1.0)
-    assert (groups.statistics, TwoGroups(1).statistics) == ((1, 0, 0.3, 0.0), (0, 0, 0.0, 0.0))
+    signed = SignedReadings(1)
+    signed.update(np.array([1.0]), np.array([0.3]), 1.0)
+    assert signed.statistics == (1, pytest.approx(-0.2), 0.0)
+    assert SignedReadings(1).statistics == (0, 0.0, 0.0)
