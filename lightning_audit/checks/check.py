@@ -575,8 +575,9 @@ class _Registry(UserDict[str, Check]):
 
 REGISTRY: MutableMapping[str, Check] = _Registry()
 
-#: Part of the significance that is assigned; the rest is reserved for future checks.
-_HANDED_OUT = 0.9
+#: Part of the significance that is assigned to checks; part of all decisions of replays whether
+#: noise hides a record; the rest is reserved for future checks.
+_HANDED_OUT, OF_REPLAYS = 0.9, 0.05
 
 
 def share(check: Check) -> float:

@@ -640,6 +640,7 @@ class _Order:
     earlier_trials: int
     budget: int | None
     before: Before | None
+    level: float
     forked: bool = False
 
 
@@ -656,6 +657,7 @@ def examine_step(
     earlier_trials: int = 0,
     budget: int | None = None,
     before: Before | None = None,
+    level: float = 1e-4,
 ) -> Examined:
     """Test questions on a step that was taken; failures are answers, not exceptions.
 
@@ -676,9 +678,10 @@ def examine_step(
         earlier_trials: number of crafted gradients in earlier examinations.
         budget: largest number of replayed steps; None for no limit.
         before: the training before the step; None to replay from the state after it.
+        level: probability that noise as claimed counts as too little to hide a record.
     """
     given = names, replaced, trials, earlier_trials, budget
-    order = _Order(user, step, claim, taken, seed, *given, before)
+    order = _Order(user, step, claim, taken, seed, *given, before, 0.5 * level)
     begun = time.perf_counter()
     if not _ONE_AT_A_TIME.acquire(blocking=False):
         return replace(_none(names, _ANOTHER), waits=_WAIT)
@@ -760,6 +763,7 @@ def _answered(
         *(user.take, user.module, order.step, claim, state, taken.skips, order.budget, beat),
         starts_before=order.before is not None,
         forked=order.forked,
+        level=order.level,
     )
     if not user.sure and not _repeats(order, replay):
         return _none(names, OTHER_STEP)

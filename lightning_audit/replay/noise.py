@@ -304,7 +304,8 @@ class _Examination:
         known = [own[still] for own in draws if own is not None]
         if first is None or len(known) < len(draws):
             return False
-        return hidden_by_noise(first[still] - known[0], known, self._sigma, 1.0)
+        change, level = first[still] - known[0], self._replay.next_level()
+        return hidden_by_noise(change, known, self._sigma, 1.0, level)
 
     def _wanted(self) -> int:
         """Return the number of draws."""

@@ -221,7 +221,7 @@ def is_processed(draw: Draw, replay: StepReplay, seed: int, moved: int) -> bool:
     far = gaps[0].norm().reshape(1)
     along = [one.release @ gaps[0] / far for one, _ in pairs]
     del pairs, gaps[1:]
-    while hidden_by_noise(far, along, replay.noise_multiplier, allowed):
+    while hidden_by_noise(far, along, replay.noise_multiplier, allowed, replay.next_level()):
         # Fewer draws than these hide twice what a record may add.
         drawn, seconds = len(along), 2 * len(along) * replay.step_seconds
         as_claimed = float(torch.stack(along).std()) * allowed < replay.noise_multiplier * far

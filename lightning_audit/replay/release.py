@@ -301,7 +301,7 @@ def _hidden(
     same = one.norms and all(map(torch.equal, one.norms, draw(1, _BEFORE).norms))
     for places in (_NOISE, (*_BEFORE, *_NOISE)):
         draws = [one, *(draw(number, places) for number in range(1, 1 + _DRAWS))]
-        if _hides(draws, other, differ, moved, replay.noise_multiplier):
+        if _hides(draws, other, differ, moved, replay):
             return True
         # Clipping by hand does not show when it begins: all draws may come before it.
         if not same and (one.norms or differing(one, draws[1], one)):
@@ -310,7 +310,7 @@ def _hidden(
 
 
 def _hides(
-    draws: Sequence[Replay], other: Replay, differ: Iterable[str], moved: int, sigma: float
+    draws: Sequence[Replay], other: Replay, differ: Iterable[str], moved: int, replay: StepReplay
 ) -> bool:
     """Return whether the noise in the state after a step hides what differs without a record."""
     if any(each.error for each in draws):
@@ -319,8 +319,8 @@ def _hides(
         mine, theirs, *more = [_values(each, kind) for each in (draws[0], other, *draws)]
         if len({len(values) for values in (mine, theirs, *more)}) > 1:
             return False
-        allowed = _PROCESSED * moved
-        if not hidden_by_noise(mine - theirs, more, sigma, allowed):
+        allowed, sigma = _PROCESSED * moved, replay.noise_multiplier
+        if not hidden_by_noise(mine - theirs, more, sigma, allowed, replay.next_level()):
             return False
     return True
 

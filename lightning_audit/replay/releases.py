@@ -21,8 +21,6 @@ _AT_ONCE = 2**22
 #: Smallest and largest number of entries in the test for a lattice. Among many more entries,
 #: numbers in single precision repeat by chance.
 _ENTRIES, _ENOUGH = 500, 200_000
-#: Probability that noise of the claimed size counts as too small to hide a record.
-_UNHIDDEN = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +109,11 @@ def rounding(norms: Iterable[float], dtypes: Sequence[torch.dtype]) -> float:
 
 
 def hidden_by_noise(
-    change: torch.Tensor, draws: Sequence[torch.Tensor], sigma: float, allowed: float
+    change: torch.Tensor,
+    draws: Sequence[torch.Tensor],
+    sigma: float,
+    allowed: float,
+    level: float,
 ) -> bool:
     """Return whether noise may hide a record's change as well as the noise of a release would.
 
@@ -124,11 +126,12 @@ def hidden_by_noise(
         draws: the same values under several random numbers, ``[d]`` each.
         sigma: the claimed noise over the clipping norm.
         allowed: change by one record that a release may show, in units of the clipping norm.
+        level: probability of False where the noise is as claimed.
     """
     along = torch.stack(list(draws)) @ change / change.square().sum().clamp(min=1e-300)
     freedom = len(draws) - 1
     quotient = freedom * float(along.var()) * (allowed / sigma) ** 2
-    return quotient >= 2.0 * float(special.gammaincinv(freedom / 2.0, _UNHIDDEN))
+    return quotient >= 2.0 * float(special.gammaincinv(freedom / 2.0, level))
 
 
 def too_coarse(rounding: float, tolerated: float) -> str:

@@ -369,6 +369,7 @@ class StepReplay:
         beat: called after each replay.
         starts_before: whether the state is that before the step was taken.
         forked: whether this process is a fork, in which the user's code may write.
+        level: probability that noise as claimed counts as too little to hide a record, in all.
     """
 
     def __init__(
@@ -384,8 +385,10 @@ class StepReplay:
         *,
         starts_before: bool = False,
         forked: bool = False,
+        level: float = 1e-4,
     ) -> None:
         self.starts_before, self.forked = starts_before, forked
+        self._level, self._decisions = level, 0
         self._budget, self._beat = budget, beat
         # The first state after a step.
         self._after: dict[str, torch.Tensor] = {}
@@ -573,6 +576,11 @@ class StepReplay:
         self._take_step([copied(batch) for batch in batches])
         if rows is None and records >= self._records:
             self.step_seconds = min(self.step_seconds, clock() - begun)
+
+    def next_level(self) -> float:
+        """Return the level of the next decision whether noise hides a record."""
+        self._decisions += 1
+        return self._level / (self._decisions * (self._decisions + 1.0))
 
     def has_left(self, steps: int) -> bool:
         """Return whether this number of steps may still be replayed."""

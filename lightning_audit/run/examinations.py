@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_audit.checks.check import OF_REPLAYS
 from lightning_audit.checks.replay import (
     COUPLING,
     REPLAY_CHECKS,
@@ -171,6 +172,7 @@ class Examinations:
         user, names = self._user, self._names
         assert user is not None  # no step is taken before the training starts
         config = self._config
+        number = len(self._log.steps) + 1
         accumulated = 1 if any(taken.skips) else len(taken.batches)
         by_design = config.claim.noise_coefficients if config.claim else None
 
@@ -195,6 +197,7 @@ class Examinations:
                 earlier_trials=self._log.asked(REPLAY_CLIPPING.name),
                 budget=self.schedule.budget(time.perf_counter()),
                 before=None if state is None else Before(state, claimed),
+                level=OF_REPLAYS * config.significance / (number * (number + 1)),
             )
         answers = found.answers
         if found.one_number:

@@ -15,6 +15,7 @@ from opacus.utils.batch_memory_manager import wrap_data_loader
 from plain_step import PlainStep
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_audit.checks.check import OF_REPLAYS, shares
 from lightning_audit.checks.replay_findings import NOT_CALLED
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.replay.releases import Release, hidden_by_noise, on_a_lattice, too_coarse
@@ -34,6 +35,8 @@ from lightning_audit.replay.step_replay import (
 from lightning_audit.replay.taken_step import StepWatch
 from lightning_audit.replay.training_state import TrainingState
 
+#: Of one decision.
+LEVEL = 1e-4
 OWN = SimpleNamespace(
     torch=torch.Generator().manual_seed(1),
     numpy=np.random.default_rng(1),
@@ -252,7 +255,7 @@ def _hidden(norm: float, seed: int, smooth: int = 1, size: int = 200, draws: int
     change = torch.ones(size, dtype=torch.float64) if smooth > 1 else raw[0]
     noise = raw[1:].unfold(1, smooth, 1).mean(2) if smooth > 1 else raw[1:]
     change = norm * change[: noise.shape[1]] / change.norm()
-    return hidden_by_noise(change, [3.0 * n for n in noise], 3.0, 1.0)
+    return hidden_by_noise(change, [3.0 * n for n in noise], 3.0, 1.0, LEVEL)
 
 
 @pytest.mark.parametrize("smooth", [1, 8])
@@ -261,18 +264,18 @@ def test_a_change_is_hidden_by_noise_up_to_the_claimed_ratio_in_any_unit(smooth)
     assert all(_hidden(1.0, seed, smooth) for seed in range(300))
     assert not any(_hidden(4.0, seed, smooth) for seed in range(100))
     change, noise = torch.eye(3)[0].double(), [torch.zeros(3).double() for _ in range(5)]
-    assert not hidden_by_noise(change, noise, 1.0, 1.0)
-    assert not hidden_by_noise(change * math.nan, [torch.randn(3).double()] * 2, 1.0, 1.0)
+    assert not hidden_by_noise(change, noise, 1.0, 1.0, LEVEL)
+    assert not hidden_by_noise(change * math.nan, [torch.randn(3).double()] * 2, 1.0, 1.0, LEVEL)
     for unit in (1e-6, 1e6):
         noise = [unit * torch.randn(3, dtype=torch.float64) for _ in range(5)]
-        assert not hidden_by_noise(100.0 * unit * change, noise, 1.0, 1.0)
+        assert not hidden_by_noise(100.0 * unit * change, noise, 1.0, 1.0, LEVEL)
 
 
 def test_of_correct_changes_of_one_entry_few_are_not_hidden():
     few = torch.eye(3)[0].double()
     generator = torch.Generator().manual_seed(7)
     hidden = [
-        hidden_by_noise(few, list(torch.randn(5, 3, generator=generator).double()), 1.0, 1.0)
+        hidden_by_noise(few, list(torch.randn(5, 3, generator=generator).double()), 1.0, 1.0, LEVEL)
         for _ in range(5000)
     ]
     assert hidden.count(False) <= 4  # .5 expected
@@ -282,7 +285,15 @@ def test_noise_elsewhere_hides_nothing():
     change = torch.zeros(100, dtype=torch.float64)
     change[:50] = 1.0
     noise = [torch.cat([torch.zeros(50), torch.randn(50)]).double() for _ in range(5)]
-    assert not hidden_by_noise(change, noise, 1.0, 1.0)
+    assert not hidden_by_noise(change, noise, 1.0, 1.0, LEVEL)
+
+
+def test_the_decisions_of_all_examinations_of_a_run_share_its_part_of_the_significance():
+    levels = [OF_REPLAYS / (n * (n + 1)) for n in range(1, 50)]
+    replays: list[Any] = [SimpleNamespace(_level=level, _decisions=0) for level in levels]
+    spent = sum(StepReplay.next_level(replay) for replay in replays for _ in range(100))
+    assert 0.9 * OF_REPLAYS < spent <= OF_REPLAYS
+    assert sum(shares().values()) + OF_REPLAYS <= 1.0
 
 
 # --- Gradients of the audit's own take the place of those of a batch.
