@@ -271,7 +271,9 @@ class AuditSession:
 
         Lightning's hooks run only for steps that Lightning itself takes.
         """
-        optimizer = self.step.optimizer
+        optimizer, passes = self.step.optimizer, self._pass_noise
+        # Innermost: a failure of any hook after the noise finds the canaries in the gradient.
+        self._hooks.append(MethodHook(optimizer, "add_noise", after=passes, otherwise=passes))
         self._hooks += self.between.hooks()
         if type(self.inserter) is GradientRows:
             own = [n for n in ("clip_and_accumulate", "pre_step") if n in own_methods(optimizer)]
@@ -400,6 +402,9 @@ class AuditSession:
             tensors: one tensor per parameter, of its shape; edited in place.
         """
         self._on(Event.NOISE, tensors)
+
+    def _pass_noise(self) -> None:
+        self._behind |= self._plan is not None
 
     def noise_is_in(self) -> None:
         """Read the gradient right after the noise was added, before any post-processing."""
