@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import distributed
@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 
 from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.accounting.history import Phase
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.update import NO_DP
@@ -50,7 +51,16 @@ from lightning_audit.loops.events import (
     loss_in_backward,
     users_frame,
 )
-from lightning_audit.loops.training import AHEAD, FP16, Loop, listed, named, params_of
+from lightning_audit.loops.training import (
+    AHEAD,
+    FP16,
+    Loop,
+    Unattached,
+    check_arguments,
+    listed,
+    named,
+    params_of,
+)
 from lightning_audit.results.audit_report import (
     AuditReport,
     ClaimUsedUp,
@@ -81,13 +91,11 @@ _log = logging.getLogger(__name__)
 
 #: Batches of another thread that may come later than those that it fetched after them.
 _LATE = 8
-_PRECISIONS = ("32-true", "64-true", "bf16-true", "bf16-mixed")
-#: Precisions that are refused with what to do.
-_FP16_NAMES = ("16-true", "16-mixed")
 
 
 # --- The audit.
 
+_DELIBERATE = (ValueError, TypeError, UnauditableTraining, PrivacyViolation, InconclusiveAudit)
 _of_audit = operator.attrgetter("_boundary")
 
 
@@ -169,18 +177,18 @@ class Audit:
 
     def begin(self) -> None:
         """Attach to the training; see `attach`."""
-        self._loop.places |= named("attach", users_frame())
         atexit.register(self._at_exit)
         try:
             self._begin()
+            self._raise_if_told()
         except BaseException:
             self._put_away()
             raise
-        self._raise_if_told()
 
     @_guarded()
     def _begin(self) -> None:
         loop, state = self._loop, self._resumed
+        loop.places |= named("attach", users_frame())
         if loop.precision.startswith("16"):
             raise UnauditableTraining(FP16)
         _refuse_second(loop.optimizers)
@@ -307,10 +315,21 @@ class Audit:
         return self._run is not None and not self._ended and self._run.optimizers.looks
 
     @property
+    @_guarded(lambda *_: False)
     def replays(self) -> bool:
         """Whether this thread runs a replay of a step."""
-        run = None if self._is_elsewhere else self._run
-        return run is not None and not run.optimizers.looks
+        return self._user.runs and not self._is_elsewhere
+
+    @property
+    def failure(self) -> str:
+        """Where the audit failed; empty if it did not."""
+        return self._boundary.failure
+
+    @_guarded()
+    def add_lost(self, phases: Sequence[Phase] | None) -> None:
+        """Count earlier rounds whose audits were lost; see `EarlierFits.add_lost`."""
+        if self._run is not None:
+            self._run.fits.add_lost(phases)
 
     @_guarded(lambda *_: False)
     def follows(self, loader: Any) -> bool:
@@ -826,25 +845,22 @@ class Audit:
 
     def _put_away(self) -> None:
         """Remove all hooks, and release files and the training; the report is kept."""
-        atexit.unregister(self._at_exit)
         run, self._ended = self._run, True
-        self._note_reads(now=False)
-        self._forget_batch()
+        for part in (partial(self._note_reads, now=False), self._forget_batch, self._state):
+            attempt(part)
         if run is not None:
-            attempt(self._state)
-            attempt(partial(self._release, run))
+            self._release(run)
+        attempt(partial(atexit.unregister, self._at_exit))
         self._run = self._heard = None
         self._loop.loader = self._user.loader = self._user.function = None
 
     def _release(self, run: AuditRun) -> None:
         self._report = run.report if run.report is not None else self._report
-        self._handles.remove()  # first: they wrap the others
-        self._stopping.put_back()
-        run.detach()
-        self._boundary.remove_hooks()
-        run.optimizers.close_records()
-        if run.files is not None:
-            run.files.release()
+        # First the handles, which wrap the others.
+        parts = [self._handles.remove, self._stopping.put_back, run.detach]
+        parts += [self._boundary.remove_hooks, run.optimizers.close_records]
+        for part in [*parts, *([run.files.release] if run.files is not None else [])]:
+            attempt(part)
 
     def _at_exit(self) -> None:
         """Write the report of an audit that was not closed when its process ended."""
@@ -870,27 +886,6 @@ def _refuse_second(optimizers: Sequence[Any]) -> None:
                 "each would report the other's canaries as a fault. Close it first, "
                 "audit.close(), or use `with attach(...)`."
             )
-
-
-def _check(given: dict[str, Any]) -> None:
-    """Raise if an argument that only `attach` has is of another kind."""
-    if given["epochs"] is not None:
-        advice = "these are whole passes over the loader; leave it out if their number is unknown"
-        given["epochs"] = _validate.positive_int("epochs", given["epochs"], advice)
-    if given["report_dir"] is None:
-        raise ValueError("report_dir=None must be the path of a directory, such as 'audit'.")
-    if given["precision"] is not None and given["precision"] not in _FP16_NAMES:
-        advice = "leave it out to read it from the training"
-        _validate.one_of("precision", given["precision"], _PRECISIONS, advice)
-    trains = all(hasattr(one, "param_groups") for one in listed(given["optimizer"]))
-    for name, fits, allowed in (
-        ("model", isinstance(given["model"], torch.nn.Module), "a torch.nn.Module"),
-        ("optimizer", trains, "an optimizer, or a list: attach(model, optimizer, loader)"),
-        ("root", isinstance(given["root"], torch.nn.Module | None), "a torch.nn.Module"),
-        ("step", given["step"] is None or callable(given["step"]), "a function of a batch"),
-        ("state", isinstance(given["state"], Mapping | None), "that of Audit.state_dict()"),
-    ):
-        _validate.fitting(name, given[name], allowed, fits=fits)
 
 
 # --- The public function.
@@ -993,7 +988,13 @@ def attach(
         PrivacyViolation: the claim is known to be false before the first step.
     """
     given = dict(locals())
-    _check(given)
-    audit = Audit(AuditConfig.of_arguments(attach, given), given)
-    audit.begin()
+    check_arguments(given)
+    config = AuditConfig.of_arguments(attach, given)
+    try:
+        audit = Audit(config, given)
+        audit.begin()
+    except _DELIBERATE:
+        raise
+    except Exception as error:  # the audit's own; within `begin` it is caught there
+        audit = cast("Audit", Unattached(config, Path(report_dir), error))
     return audit

@@ -426,6 +426,8 @@ class LoopStep:
     ) -> None:
         self.module, self.optimizers, self.precision = module, optimizers, precision
         self.aside, self.function = aside, function
+        #: Whether the step is being run again.
+        self.runs = False
         #: Of the batches; None if there is none, or no torch loader.
         self.loader: Any = None
         #: Names of what the step logs.
@@ -543,6 +545,13 @@ class LoopStep:
 
     def take(self, batches: Sequence[Any]) -> None:
         """Train on the physical batches of one logical step."""
+        self.runs = True
+        try:
+            self._take(batches)
+        finally:
+            self.runs = False
+
+    def _take(self, batches: Sequence[Any]) -> None:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             for place, batch in enumerate(batches, start=1):
                 if self.function is not None:

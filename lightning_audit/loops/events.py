@@ -259,8 +259,12 @@ class Listening:
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        for hook in _HOOKS:
-            hook.add(listener)
+        try:
+            for hook in _HOOKS:
+                hook.add(listener)
+        except BaseException:
+            self.remove()
+            raise
 
     def remove(self) -> None:
         """Unregister the listener; the classes get their own methods back after the last one."""

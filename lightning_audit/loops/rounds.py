@@ -3,14 +3,91 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
+import os
+import struct
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lightning_audit.accounting.history import Phase
+from lightning_audit.dpsgd.opacus import chain
+from lightning_audit.files import open_regular, reason_of, replacing
+from lightning_audit.hooks.boundary import Handles
+from lightning_audit.lints.settings import rate_of
 from lightning_audit.loops.audit import Audit, attach
+from lightning_audit.record.report_directory import REPORT_NAME
+from lightning_audit.results.audit_report import AuditReport, ReportError
 from lightning_audit.run.optimizers import verified, with_checksum
+
+_log = logging.getLogger(__name__)
+
+
+class _OpenRounds:
+    """Counts the steps of a round in a file as they are taken, so that those of a killed one count.
+
+    Args:
+        path: of the file, which exists while a round is open and after rounds that were lost.
+    """
+
+    _ROUND = struct.Struct("<3d")  # least noise multiplier, sample rate and number of steps
+
+    def __init__(self, path: Path) -> None:
+        self._path, held = path, b""
+        with contextlib.suppress(OSError, ValueError), open_regular(path) as file:
+            held = file.read()
+        self._at = len(held) // self._ROUND.size * self._ROUND.size
+        #: Of the rounds that were lost; numbers that are not known are NaN.
+        self.lost = [one for one in self._ROUND.iter_unpack(held[: self._at]) if one[2]]
+
+    def phases(self) -> list[Phase] | None:
+        """Return what the lost rounds spent; None if it is not known."""
+        try:
+            return [Phase(sigma, rate, int(steps)) for sigma, rate, steps in self.lost]
+        except ValueError:  # NaN, or a file that was damaged
+            return None
+
+    @contextlib.contextmanager
+    def counting(self, audit: Audit, optimizers: Any, claim: Any, loader: Any) -> Iterator[None]:
+        """Count the steps of a round, but for the replays of its audit."""
+        given = optimizers if isinstance(optimizers, list | tuple) else [optimizers]
+        private = [one for one in given if hasattr(one, "noise_multiplier")] or given
+        rate = getattr(claim, "sample_rate", None) or rate_of(loader) or math.nan
+        stated = getattr(claim, "noise_multiplier", None) or math.nan
+        process, handles, least, steps = os.getpid(), Handles(), math.inf, 0
+
+        def count(one: Any, *_: Any) -> None:
+            nonlocal least, steps
+            if os.getpid() == process and not audit.replays:
+                steps += 1
+                with contextlib.suppress(OSError, TypeError, ValueError):
+                    least = min(float(getattr(one, "noise_multiplier", stated)), least)
+                    self._write(least, rate, steps)
+
+        for one in private:
+            handles.append([*chain(one)][-1].register_step_post_hook(partial(count, one)))
+        try:
+            yield
+        finally:
+            handles.remove()
+
+    def _write(self, *numbers: float) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        with open(os.open(self._path, flags, 0o666), "wb", buffering=0) as file:
+            file.seek(self._at)
+            file.write(self._ROUND.pack(*numbers))
+
+    def end(self, *, kept: bool) -> None:
+        """End the round; what the state of its audit holds need not be counted again."""
+        with contextlib.suppress(OSError):
+            if kept:
+                self._path.unlink(missing_ok=True)
+            else:
+                self._write(math.nan, math.nan, 1.0)
 
 
 class Rounds:
@@ -57,28 +134,36 @@ class Rounds:
             more: arguments of `attach` for this round.
         """
         state = torch.load(self._file, weights_only=True) if self._file.exists() else None
-        audit = attach(
-            model,
-            optimizer,
-            loader,
-            report_dir=self._directory,
-            state=state,
-            **{**self._arguments, **more},
-        )
+        counted, given = _OpenRounds(self._directory / "rounds.open"), {**self._arguments, **more}
+        lost, shuffled = counted.phases(), getattr(given.get("claim"), "sampling", "") == "shuffled"
+        if counted.lost and (shuffled or self._is_violated()):
+            lost = None  # a violation of a lost round is lost with its state
+        audit = attach(model, optimizer, loader, report_dir=self._directory, state=state, **given)
+        audit.add_lost(lost)
         try:
-            with audit:
+            with audit, counted.counting(audit, optimizer, given.get("claim"), loader):
                 yield audit
         finally:  # the steps of a round that raised count, too
-            self._keep(audit.state_dict())
+            kept = False
+            try:
+                kept = self._keep(audit.state_dict()) and not audit.failure
+            except Exception as error:  # such as a full disk
+                _log.error("privacy audit: this round could not be kept (%s)", reason_of(error))
+            counted.end(kept=kept)
 
-    def _keep(self, state: dict[str, Any]) -> None:
+    def _is_violated(self) -> bool:
+        with contextlib.suppress(ReportError):
+            return AuditReport.load(self._directory / REPORT_NAME).verdict.outcome == "VIOLATION"
+        return False
+
+    def _keep(self, state: dict[str, Any]) -> bool:
         """Keep the state of the audit, without the accountants' unless they are to continue."""
         if not state:
-            return
+            return False
         if not self._continues:
             inner = verified(state)
             others = [{**one, "accountant": []} for one in inner["others"]]
             state = with_checksum({**inner, "accountant": [], "others": others})
-        part = self._file.with_suffix(".part")
-        torch.save(state, part)
-        part.replace(self._file)
+        with replacing(self._file) as file:
+            torch.save(state, file)
+        return True

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from lightning_audit import _validate
+from lightning_audit.config import AuditConfig
+from lightning_audit.hooks.boundary import attempt, where
 from lightning_audit.lints.own_code import of_frame
+from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_details import PLAIN_LOOP, CodePlace
 from lightning_audit.run.facts import FrontEnd, TrainingInfo, device_name
+from lightning_audit.run.outcome import raise_for
+from lightning_audit.run.report_files import ReportFiles
+from lightning_audit.verdict.judge import failed_report
+
+_log = logging.getLogger(__name__)
 
 _BY_DTYPE = {torch.bfloat16: "bf16-true", torch.float64: "64-true", torch.float16: "16-true"}
 
+_PRECISIONS = ("32-true", "64-true", "bf16-true", "bf16-mixed")
+#: Precisions that are refused with what to do.
+_FP16_NAMES = ("16-true", "16-mixed")
 #: Why a precision is refused.
 FP16 = (
     "attach cannot audit fp16: a gradient scaler multiplies per-sample gradients before they are "
@@ -106,3 +121,73 @@ def named(name: str, frame: Any) -> dict[str, CodePlace]:
 def params_of(optimizers: Iterable[Any]) -> set[int]:
     """Return the identities of the parameters that optimizers train."""
     return {id(p) for one in optimizers for g in one.param_groups for p in g["params"]}
+
+
+def check_arguments(given: dict[str, Any]) -> None:
+    """Raise if an argument that only `attach` has is of another kind."""
+    if given["epochs"] is not None:
+        advice = "these are whole passes over the loader; leave it out if their number is unknown"
+        given["epochs"] = _validate.positive_int("epochs", given["epochs"], advice)
+    if given["report_dir"] is None:
+        raise ValueError("report_dir=None must be the path of a directory, such as 'audit'.")
+    if given["precision"] is not None and given["precision"] not in _FP16_NAMES:
+        advice = "leave it out to read it from the training"
+        _validate.one_of("precision", given["precision"], _PRECISIONS, advice)
+    trains = all(hasattr(one, "param_groups") for one in listed(given["optimizer"]))
+    for name, fits, allowed in (
+        ("model", isinstance(given["model"], torch.nn.Module), "a torch.nn.Module"),
+        ("optimizer", trains, "an optimizer, or a list: attach(model, optimizer, loader)"),
+        ("root", isinstance(given["root"], torch.nn.Module | None), "a torch.nn.Module"),
+        ("step", given["step"] is None or callable(given["step"]), "a function of a batch"),
+        ("state", isinstance(given["state"], Mapping | None), "that of Audit.state_dict()"),
+    ):
+        _validate.fitting(name, given[name], allowed, fits=fits)
+
+
+class Unattached:
+    """Stands for an `Audit` that failed before it began: the loop runs as without it.
+
+    Args:
+        config: of the audit.
+        directory: of its report.
+        error: with which it failed.
+    """
+
+    def __init__(self, config: AuditConfig, directory: Path, error: Exception) -> None:
+        self.failure, line = where(error)
+        _log.error("privacy audit: attach failed (%s:%d); nothing is audited", self.failure, line)
+        #: INCONCLUSIVE; the rest is as `Audit` has it.
+        self.report = failed_report(None, config, config.settings(), self.failure)
+        self.metrics, self.should_stop, self.replays = dict[str, float](), False, False
+        self._config, files = config, ReportFiles(directory)
+        attempt(partial(files.write, REPORT_NAME, self.report.save, beside=True))
+        attempt(files.release)
+
+    def close(self, error: BaseException | None = None) -> AuditReport:
+        """Return the report; see `Audit.close`."""
+        if error is None:
+            raise_for(self.report, self._config.on_violation, self._config)
+        return self.report
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing to go on with."""
+        return {}
+
+    def step(self, function: Callable[[Any], Any], batch: Any) -> Any:
+        """Run a step."""
+        return function(batch)
+
+    def batches(self, iterable: Iterable[Any]) -> Iterable[Any]:
+        """Return the batches."""
+        return iterable
+
+    def follow(self, *_: Any, **__: Any) -> None:
+        """Do nothing, as `end_epoch` and `add_lost`."""
+
+    end_epoch = add_lost = follow
+
+    def __enter__(self) -> Unattached:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.close(error)

@@ -683,7 +683,7 @@ class _EndedByVerdict(Exception):
     """
 
     def __init__(self, report: AuditReport) -> None:
-        measured = measured_words(report)
+        measured = visible(measured_words(report))
         super().__init__(describe(report.verdict) + (measured and f"\nMeasured: {measured}"))
         self.report = report
 

@@ -36,6 +36,7 @@ from lightning_audit.lints.settings import (
 )
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.results.audit_report import AuditReport, UnauditableTraining
+from lightning_audit.run.earlier_fits import EarlierFits
 from lightning_audit.run.epsilons import Epsilons, current_epsilons, run_history
 from lightning_audit.run.evaluation import (
     EpochEnds,
@@ -485,6 +486,11 @@ class AuditRun:
         )
 
     @property
+    def fits(self) -> EarlierFits:
+        """Earlier fits on the same records."""
+        return self._course.fits
+
+    @property
     def facts(self) -> RunFacts:
         """The current facts, collected from each part of the run."""
         self.ledger.look_at_steps(self.sessions, self._course)
@@ -553,12 +559,12 @@ class AuditRun:
             self.examinations.start_batch(batch, self._steps_before)
         soon = self._steps_before + 2 >= self.examinations.schedule.due
         self.examinations.earlier = batch if soon else None
-        if self.sessions and self.ranks.is_first and not (self.trial or self._course.fits.begun):
+        if self.sessions and self.ranks.is_first and not (self.trial or self.fits.begun):
             self._begin_fit()
 
     def _begin_fit(self) -> None:
         if (module := self.ledger.module) is not None:
-            book, fits = self.ledger.book, self._course.fits
+            book, fits = self.ledger.book, self.fits
             counted = book.told_before > 0 or bool(self._course.resumed)
             fits.begin(module, self.ledger.data, self.files, counted=counted)
             unseen = self.ledger.alike_before - book.taken_before - fits.observed()
@@ -723,7 +729,7 @@ class AuditRun:
         epsilons, findings = self._evaluate()
         self.last_metrics = epoch_metrics(self.sessions, epsilons, findings.all, self.config)
         report = self._write(epsilons, findings, complete=not self._course.break_off)
-        module, fits = self.ledger.module, self._course.fits
+        module, fits = self.ledger.module, self.fits
         if module is not None and not self.trial:
             # An accountant that holds earlier fits composes them too.
             whole = self.config.shuffled or not fits.counted_before

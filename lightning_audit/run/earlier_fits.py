@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import uuid
 import weakref
 from collections import deque
@@ -34,6 +35,8 @@ from lightning_audit.run.report_files import ReportFiles
 
 #: File of a report directory with a line for each fit.
 FITS_NAME = "fits.jsonl"
+#: What prevents a pass after a round that was lost.
+UNKNOWN = "an earlier round on these records ended without its audit, and what it did is not known"
 #: Most fits that are kept, and most entries of a tensor that its digest reads.
 _MOST, _ENTRIES = 256, 4096
 
@@ -128,7 +131,10 @@ def fits_put_back() -> Iterator[None]:
 class EarlierFits(Kept):
     """Earlier fits, sorted by whether a fit continues them and shares records with them."""
 
-    KEPT = ("run", "first", "counted_before", "continued", "doubtful", "others", "count", "apart")
+    KEPT = (
+        *("run", "first", "counted_before", "continued", "doubtful", "others", "count", "apart"),
+        "unknown",
+    )
 
     def __init__(self) -> None:
         #: Name of the training, and digest of its parameters before the first step.
@@ -143,6 +149,8 @@ class EarlierFits(Kept):
         self.others: list[Phase] = []
         #: Number of fits in ``continued`` and ``others``, and of others in the report directory.
         self.count = self.apart = 0
+        #: Whether an earlier round spent what nobody knows.
+        self.unknown = False
         #: Whether `begin` was called in this process.
         self.begun = False
         self._records: Records | None = None
@@ -180,6 +188,8 @@ class EarlierFits(Kept):
                 self.others.extend(fit.phases)
             self.count += bool(shared)
             self.apart += shared is None and not continues and fit.run in here
+        if files is not None:  # a killed one is an earlier training, too
+            self._write(Fit(self.run, self.first, "", ()), files)
 
     @staticmethod
     def observed() -> int:
@@ -194,6 +204,16 @@ class EarlierFits(Kept):
         if self._records is None or fit.records is None:
             return None
         return self._records.shared_with(fit.records)
+
+    def add_lost(self, phases: Sequence[Phase] | None) -> None:
+        """Count rounds whose audits were lost.
+
+        Args:
+            phases: that they spent; None if it is not known.
+        """
+        self.unknown |= phases is None
+        self.continued += phases or []
+        self.count += len(phases or [])
 
     def counted(self, config: AuditConfig) -> list[Phase]:
         """Return the earlier phases that the claimed epsilon covers too.
@@ -235,6 +255,8 @@ class EarlierFits(Kept):
     def blockers(self, own: Sequence[Phase], config: AuditConfig) -> list[str]:
         """Return why no pass is possible, if fits on unknown records would exceed the claim."""
         claimed = config.claimed_epsilon
+        if self.unknown:
+            return [UNKNOWN]
         if not self.doubtful or claimed is None or _on_new_data(config):
             return []
         together = [*self.doubtful, *self.counted(config), *own]
@@ -271,13 +293,17 @@ class EarlierFits(Kept):
         _fits.clear()
         _fits.extend([*others, fit])
         if files is not None:
-            told = {"run": fit.run, "first": fit.first, "last": fit.last}
-            line = json.dumps({**told, "phases": [*map(astuple, fit.phases)]})
-            with (
-                contextlib.suppress(OSError),  # the report says that nothing can be written
-                (files.directory / FITS_NAME).open("a", encoding="utf-8") as file,
-            ):
-                file.write(f"\n{line}\n")  # the last line may have been cut
+            self._write(fit, files)
+
+    @staticmethod
+    def _write(fit: Fit, files: ReportFiles) -> None:
+        told = {"run": fit.run, "first": fit.first, "last": fit.last}
+        line = json.dumps({**told, "phases": [*map(astuple, fit.phases)]})
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        with contextlib.suppress(OSError):  # the report says that nothing can be written
+            file = os.open(files.directory / FITS_NAME, flags, 0o666)
+            with open(file, "a", encoding="utf-8") as lines:
+                lines.write(f"\n{line}\n")  # the last line may have been cut
 
 
 def _on_new_data(config: AuditConfig) -> bool:

@@ -18,8 +18,15 @@ from plain_loops import Made, made
 from torch.nn.modules import module as modules
 from torch.utils.data import DataLoader
 
-from lightning_audit import AuditReport, ClaimUsedUp, PrivacyViolation, attach
+from lightning_audit import (
+    AuditReport,
+    ClaimUsedUp,
+    InconclusiveAudit,
+    PrivacyViolation,
+    attach,
+)
 from lightning_audit.canaries import Mislabeled
+from lightning_audit.loops.events import _HOOKS, Listening, listeners
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.earlier_fits import forget_fits
@@ -421,3 +428,50 @@ def test_an_optimizer_over_more_parameters_ends_the_audit_and_not_the_training(t
     assert audit.report.verdict.outcome == "INCONCLUSIVE"
     why = "; ".join(audit.report.verdict.pass_blockers)
     assert "cannot follow an optimizer over other parameters" in why
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("of the audit")
+
+
+def test_an_audit_that_fails_when_it_is_attached_lets_the_loop_run(tmp_path, monkeypatch, caplog):
+    alone, training = made(), made()
+    torch.manual_seed(2)
+    plain_loops.mnist_form(alone)
+    monkeypatch.setattr("lightning_audit.loops.audit.LoopStep", fails)
+    torch.manual_seed(2)
+    with attach(*training.training, 50.0, report_dir=tmp_path) as audit:
+        plain_loops.mnist_form(training)
+    assert "attach failed" in caplog.text
+    assert audit.report.verdict.outcome == "INCONCLUSIVE"
+    assert "audit failed" in AuditReport.load(tmp_path / "report.json").verdict.summary
+    assert (audit.state_dict(), audit.should_stop, listeners()) == ({}, False, [])
+    for one, other in zip(training.model.parameters(), alone.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(InconclusiveAudit):
+        attach(*made().training, 50.0, report_dir=tmp_path, on_inconclusive="raise").close()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "run.audit_run.AuditRun.detach",
+        "run.audit_run.AuditRun.state",
+        "run.report_files.ReportFiles.release",
+        "loops.audit.Audit._forget_batch",
+    ],
+)
+def test_what_fails_while_an_audit_is_put_away_ends_no_loop(tmp_path, monkeypatch, part):
+    training = made()
+    with attach(*training.training, 50.0, report_dir=tmp_path, examinations=0) as audit:
+        plain_loops.mnist_form(training, epochs=1)
+        monkeypatch.setattr(f"lightning_audit.{part}", fails)
+    assert audit.report.steps == 32
+    assert listeners() == []
+
+
+def test_a_listener_that_cannot_be_registered_leaves_no_hook(monkeypatch):
+    monkeypatch.setattr(_HOOKS[1], "add", fails)
+    with pytest.raises(RuntimeError):
+        Listening(object())
+    assert listeners() == []

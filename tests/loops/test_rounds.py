@@ -1,5 +1,10 @@
 """Rounds of federated learning: all of a client's rounds under one claim."""
 
+import os
+import signal
+import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +14,9 @@ import torch
 from plain_loops import Made, made
 
 from lightning_audit import AuditReport, ClaimUsedUp, PrivacyViolation, Rounds, attach
+from lightning_audit.accounting.history import Phase
+from lightning_audit.accounting.spending import composed_epsilon
+from lightning_audit.run.earlier_fits import UNKNOWN
 from lightning_audit.testing.faulty import HalfNoise
 
 GIVEN: dict[str, Any] = {"claimed_epsilon": 50.0, "seed": 1, "examinations": 0}
@@ -133,3 +141,90 @@ def test_weights_of_a_server_are_answered_by_the_rounds_that_audit_them(tmp_path
             plain_loops.train_accuracy_form(training, epochs=1)
     assert audit.report.verdict.outcome == "PASS"
     assert audit.report.steps == 64
+
+
+# --- Rounds that end without their audit.
+
+#: A round of a client's process, which is killed after as many steps as stated.
+ROUND = """
+import os, signal, sys
+import plain_loops, torch
+from lightning_audit import Rounds
+folder, number, last, how = sys.argv[1], *map(int, sys.argv[2:])
+training = plain_loops.made(seed=number)
+given = dict(claimed_epsilon=50.0, seed=1, examinations=0, continue_accountant=True)
+with Rounds(folder, **given).round(*training.training) as audit:
+    for step, batch in enumerate(training.loader, start=1):
+        training.optimizer.zero_grad()
+        plain_loops.loss_of(training, batch).backward()
+        training.optimizer.step()
+        if step == last:
+            os.kill(os.getpid(), how)
+"""
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    raise OSError("no space left on device")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_the_steps_of_rounds_that_were_killed_count(tmp_path, how):
+    folder = tmp_path / "audit"
+    for number, last in enumerate([0, 31, 7], start=1):
+        told = [str(one) for one in (folder, number, last, int(how))]
+        paths = os.pathsep.join(filter(None, sys.path))
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", ROUND, *told],
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+        )
+        assert done.returncode == (-how if last else 0), done.stderr
+    client = Client(folder, continue_accountant=True)
+    report = client.fit(4)
+    whole, lost = Phase(1.0, 1 / 32, 64), Phase(1.0, 1 / 32, 38)
+    assert report.steps == 64
+    assert report.epsilon_spent == pytest.approx(composed_epsilon([whole, lost], report.delta))
+    assert report.verdict.outcome == "PASS", report.verdict.pass_blockers
+    assert client.fit(5).epsilon_spent > report.epsilon_spent  # counted once, in the state
+    assert not (folder / "rounds.open").exists()
+
+
+def test_a_round_whose_audit_failed_keeps_later_ones_from_a_pass(tmp_path, monkeypatch):
+    client = Client(tmp_path, keeps=True)
+    client.fit(1)
+    with monkeypatch.context() as patched:
+        patched.setattr("lightning_audit.run.audit_run.AuditRun.end_batch", fails)
+        client.fit(2)
+    for number in (3, 4):
+        report = client.fit(number)
+        assert report.verdict.outcome == "INCONCLUSIVE"
+        assert UNKNOWN in report.verdict.pass_blockers
+
+
+def test_a_round_that_cannot_be_kept_ends_no_client(tmp_path, monkeypatch, caplog):
+    client = Client(tmp_path, keeps=True)
+    with monkeypatch.context() as patched:
+        patched.setattr("torch.save", fails)
+        client.fit(1)
+    assert "this round could not be kept" in caplog.text
+    assert UNKNOWN in client.fit(2).verdict.pass_blockers
+
+
+def test_a_violation_of_a_killed_round_keeps_later_ones_from_a_pass(tmp_path):
+    client = Client(tmp_path, weak_in=1, keeps=True, on_violation="warn")
+    client.fit(1)
+    (tmp_path / "rounds.pt").unlink()  # as if it was killed after its report was written
+    (tmp_path / "rounds.open").write_bytes(struct.pack("<3d", 1.0, 1 / 32, 31))
+    assert UNKNOWN in client.fit(2).verdict.pass_blockers
+
+
+def test_no_file_is_written_through_a_link(tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_text("held")
+    folder = tmp_path / "audit"
+    folder.mkdir()
+    for name in ("rounds.open", "rounds.pt.part", "fits.jsonl"):
+        (folder / name).symlink_to(outside)
+    Client(folder).fit(1)
+    assert outside.read_text() == "held"

@@ -110,7 +110,9 @@ def test_a_fit_that_continues_one_on_unknown_records_is_inconclusive(where, tmp_
     assert "PrivacyClaim(new_data=True)" in " ".join(report.pass_blockers)
     text = (tmp_path / FITS_NAME).read_text()
     lines = [json.loads(line) for line in text.splitlines() if line]
-    assert [line["first"] for line in lines[1:]] == [line["last"] for line in lines[:1]]
+    ended = [line for line in lines if line["last"]]  # each fit has one when it begins, too
+    assert [line["first"] for line in ended[1:]] == [line["last"] for line in ended[:1]]
+    assert len(lines) == 4
     assert all(set(line) == {"run", "first", "last", "phases"} for line in lines)
 
 
@@ -121,6 +123,16 @@ def test_a_damaged_file_of_fits_is_read_as_far_as_it_goes(tmp_path, budget):
     file.write_bytes(b'{"first": 3}\nno json\n[1]\n\xff' + file.read_bytes() + b'{"first": "a')
     report, _ = fit(tmp_path, random_data(), state, epsilon=budget)
     assert "PrivacyClaim(new_data=True)" in " ".join(report.pass_blockers)
+
+
+def test_a_fit_that_was_killed_is_an_earlier_training_of_its_directory(tmp_path, budget):
+    fit(tmp_path, random_data(), epsilon=budget)
+    forget_fits()
+    file = tmp_path / FITS_NAME
+    begun, _ = (line for line in file.read_text().splitlines() if line)
+    file.write_text(begun)  # as its process left it
+    report, _ = fit(tmp_path, random_data(), epsilon=budget)
+    assert [note for note in report.notes if "an earlier training had this report" in note]
 
 
 def test_steps_that_the_accountant_knows_are_not_counted_twice(tmp_path, budget):

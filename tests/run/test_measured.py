@@ -196,3 +196,11 @@ def test_shuffled_batches_count_the_passes_so_far_and_earlier_fits_are_as_stated
     assert earlier is not None
     assert earlier.lower == pytest.approx(gaussian(math.sqrt(4.0**2 + 5.0)), rel=2e-3)
     assert earlier.steps == 900
+
+
+def test_a_tensor_whose_name_has_an_escape_sequence_does_not_reach_the_terminal():
+    report = found(fault({"noise_ratio_upper": {"\x1b[2J": 0.4}}, parameters=("\x1b[2J",)))
+    one = measured_epsilon(report, "add_remove")
+    text = str(PrivacyViolation(dataclasses.replace(report, epsilon_measured=one)))
+    assert "Measured:" in text
+    assert "\x1b" not in text
