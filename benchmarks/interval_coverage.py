@@ -76,9 +76,9 @@ def of_interval(runs: int, rng: np.random.Generator) -> dict[str, str]:
             squares = np.square(ratios) * rng.chisquare(n, (runs, len(n)))
             read = [noise_interval(n, each, INTERVAL) for each in squares]
             outside = np.mean([not one.lower <= least <= one.upper for one in read])
-            told = np.mean([one.least_noise is not None for one in read])
+            apart = np.mean([one.least_noise is not None for one in read])
             law = " ".join(f"{ratio:g}" for ratio in ratios)
-            found[f"noise, {name}: {law}"] = f"{outside:.4f} outside, {told:.2f} told apart"
+            found[f"noise, {name}: {law}"] = f"{outside:.4f} outside, {apart:.2f} distinguished"
     return found
 
 

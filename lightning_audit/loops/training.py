@@ -145,7 +145,7 @@ def check_arguments(given: dict[str, Any]) -> None:
 
 
 class Unattached:
-    """Stands for an `Audit` that failed before it began: the loop runs as without it.
+    """What `attach` returns where an audit failed before it began: the loop runs as without it.
 
     Args:
         config: of the audit.
@@ -170,7 +170,7 @@ class Unattached:
         return self.report
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing to go on with."""
+        """Return an empty state."""
         return {}
 
     def step(self, function: Callable[[Any], Any], batch: Any) -> Any:

@@ -149,7 +149,7 @@ class EarlierFits(Kept):
         self.others: list[Phase] = []
         #: Number of fits in ``continued`` and ``others``, and of others in the report directory.
         self.count = self.apart = 0
-        #: Whether an earlier round spent what nobody knows.
+        #: Whether an earlier round spent an unknown amount.
         self.unknown = False
         #: Whether `begin` was called in this process.
         self.begun = False

@@ -446,9 +446,10 @@ class AuditSession:
         self.tap.reset()
 
     def _start_next_part(self) -> None:
-        """Start a further part of a batch, unless an earlier one broke off."""
+        """Start a further part of a batch, unless an earlier one broke off or was cleared."""
         self.tap.reset()
-        if self._plan is not None and not self._plan.summed:
+        cleared = all(one is None for one in self._sums())
+        if self._plan is not None and (cleared or not self._plan.summed):
             self._drop()
             self._after = State.SKIPPED
 
