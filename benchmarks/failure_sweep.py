@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import dis
 import importlib
+import importlib.util
 import inspect
 import json
 import logging
@@ -43,11 +44,12 @@ from pathlib import Path
 from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from pytorch_lightning.loggers import Logger
 
 import lightning_audit
-from lightning_audit import PrivacyAudit
+from lightning_audit import AuditReport, PrivacyAudit, Rounds, attach
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.record import report_directory
 from lightning_audit.replay import examiner
@@ -83,7 +85,7 @@ _RUN_THE_USERS = ("around.<locals>.called", "_watched.<locals>.watched")
 #: log is enough: the command writes the page again, a later report has all details, and the report
 #: contains what a logger does not get.
 _LOGGED = {"filled", "ReportFiles.write_page", "_spare"}
-_DISPLAY = {"view", "RunLints._read", *_LOGGED}
+_DISPLAY = {"view", "RunLints.read", *_LOGGED}
 #: Function that the interpreter calls in each fork, whose exceptions it prints: not tried.
 _IN_EACH_FORK = "_forget_all"
 #: Function that examines a step if a fork cannot, and one that tries whether rows can be laid out
@@ -124,6 +126,17 @@ TRAININGS: dict[str, Audited] = {
     "record by record": (OneByOne, lambda: _audit(claim=CLAIM)),
     "resumed": (Kept, _audit),
 }
+# There is a benchmark of this name, too.
+_FOUND = importlib.util.spec_from_file_location(
+    "loops_of_tests", ROOT / "tests" / "support" / "plain_loops.py"
+)
+assert _FOUND is not None
+assert _FOUND.loader is not None
+plain_loops: Any = importlib.util.module_from_spec(_FOUND)
+sys.modules[_FOUND.name] = plain_loops  # for its dataclasses
+_FOUND.loader.exec_module(plain_loops)
+#: Plain loops, by the number of rounds; those of one are audited by `attach`.
+LOOPS = {"plain loop": 1, "two rounds": 2}
 
 
 @dataclass(frozen=True, order=True)
@@ -369,11 +382,44 @@ class Outcome:
 
 def trained(name: str, calls: FirstCalls | None, folder: Path) -> Trained:
     """Train 16 steps; under the audit if ``calls`` are given."""
+    if name in LOOPS:
+        return looped(LOOPS[name], calls, folder)
     if name == "examined in the training's process":
         examiner.may_fork = lambda _: False
     steps = STEPS + 32 * (name == "resumed")  # it resumes after an epoch of 32 steps
     more = {"max_steps": steps, "logger": Pictures(), "enable_checkpointing": True}
     return train(folder, name, calls, TRAININGS, **more)
+
+
+def looped(rounds: int, calls: FirstCalls | None, folder: Path) -> Trained:
+    """Train a plain loop of 16 steps, in equal rounds; under the audit if ``calls`` are given."""
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    training, steps = plain_loops.made(), 0
+    given: dict[str, Any] = {"claimed_epsilon": 1000.0, "seed": 0, "on_violation": "warn"}
+    several = Rounds(folder / "audit", **given)
+    with contextlib.nullcontext() if calls is None else calls:
+        for _ in range(rounds):
+            audit: Any = contextlib.nullcontext()
+            if calls is not None and rounds > 1:
+                audit = several.round(*training.training)
+            elif calls is not None:
+                audit = attach(*training.training, report_dir=folder / "audit", **given)
+            with audit:
+                for batch, _ in zip(training.loader, range(STEPS // rounds), strict=False):
+                    training.optimizer.zero_grad()
+                    plain_loops.loss_of(training, batch).backward()
+                    training.optimizer.step()
+                    steps += 1
+    flat = torch.cat([p.detach().flatten().double() for p in training.model.parameters()])
+    path = folder / "audit" / "report.json"
+    report = AuditReport.load(path) if path.exists() else None
+    states = (torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate())
+    module: Any = SimpleNamespace(
+        optimizers=lambda: training.optimizer, parameters=training.model.parameters
+    )
+    return Trained(flat, states, module, None, report, steps)
 
 
 def outcome_of(name: str, calls: FirstCalls, plain: Trained, folder: Path) -> Outcome:
@@ -614,7 +660,7 @@ class Swept:
 
 
 def sweep(
-    names: Sequence[str] = tuple(TRAININGS),
+    names: Sequence[str] = (*TRAININGS, *LOOPS),
     *,
     jobs: int = 1,
     one_in: int = 1,
@@ -711,7 +757,8 @@ def main() -> int:
     parser.add_argument("--one-in", type=int, default=1, help="draw one function in this number")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--only", nargs="+", default=(), help="words in the functions' names")
-    parser.add_argument("--training", nargs="+", choices=TRAININGS, default=tuple(TRAININGS))
+    every = (*TRAININGS, *LOOPS)
+    parser.add_argument("--training", nargs="+", choices=every, default=every)
     options = parser.parse_args()
     sweeps: list[Swept] = []
     chosen = {"jobs": options.jobs, "one_in": options.one_in, "seed": options.seed}
