@@ -84,7 +84,7 @@ _RUN_THE_USERS = ("around.<locals>.called", "_watched.<locals>.watched")
 #: Functions that call the code that displays a report, and those of them for which a warning in the
 #: log is enough: the command writes the page again, a later report has all details, and the report
 #: contains what a logger does not get.
-_LOGGED = {"filled", "ReportFiles.write_page", "_spare"}
+_LOGGED = {"filled", "ReportFiles.write_page", "_spare", "Audit._put_away", "Rounds._keep"}
 _DISPLAY = {"view", "RunLints.read", *_LOGGED}
 #: Function that the interpreter calls in each fork, whose exceptions it prints: not tried.
 _IN_EACH_FORK = "_forget_all"

@@ -140,7 +140,7 @@ def evidence_in(part: object) -> Iterator[Evidence]:
     Args:
         part: such an object, or a list, tuple or dict of such objects.
     """
-    return _evidence_in(part, packages(), set())
+    return iter([*_evidence_in(part, packages(), set())])
 
 
 def _evidence_in(part: object, packages: set[str], seen: set[int]) -> Iterator[Evidence]:

@@ -47,7 +47,6 @@ from lightning_audit.loops.events import (
     Listening,
     PassCount,
     drawn_by,
-    listeners,
     loss_in_backward,
     users_frame,
 )
@@ -59,7 +58,7 @@ from lightning_audit.loops.training import (
     check_arguments,
     listed,
     named,
-    params_of,
+    refuse_second,
 )
 from lightning_audit.results.audit_report import (
     AuditReport,
@@ -191,7 +190,7 @@ class Audit:
         loop.places |= named("attach", users_frame())
         if loop.precision.startswith("16"):
             raise UnauditableTraining(FP16)
-        _refuse_second(loop.optimizers)
+        refuse_second(loop.optimizers)
         count = distributed.get_world_size() if distributed.is_initialized() else 1
         ranks = Ranks(distributed.get_rank() if count > 1 else 0, count, talk=True)
         self._by_input = join_batches(self.config.canaries, count, loop.root)
@@ -359,6 +358,11 @@ class Audit:
     def _look_at_parts(self) -> None:
         if self._passed not in (None, self._loop.loader) and self._run is not None:
             self._run.lints.split(self._passed)
+
+    @_guarded(_batch_as_it_is)
+    def around(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return the iterator of a followed loader."""
+        return Batches(batches, self, PassCount())
 
     @_guarded()
     def asks(self) -> None:
@@ -788,6 +792,7 @@ class Audit:
             if report is not None:
                 raise PrivacyViolation(report)
 
+    @_guarded(lambda audit, *_: audit._give_up())
     def close(self, error: BaseException | None = None) -> AuditReport | None:
         """End the audit: write and print the report, and remove all hooks.
 
@@ -843,6 +848,13 @@ class Audit:
         if (run := self._run) is not None and self._report is not None and run.ranks.is_first:
             view(run, "printing the report", partial(show, self._report, run.files))
 
+    def _give_up(self) -> AuditReport | None:
+        """Leave the training after a failure at the end of the audit."""
+        if not self._ended:
+            attempt(self._finish_failed)
+        attempt(self._put_away)
+        return self._report
+
     def _put_away(self) -> None:
         """Remove all hooks, and release files and the training; the report is kept."""
         run, self._ended = self._run, True
@@ -874,18 +886,6 @@ class Audit:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close(error)
-
-
-def _refuse_second(optimizers: Sequence[Any]) -> None:
-    """Raise if another open audit trains the same parameters."""
-    for other in listeners():
-        if isinstance(other, Audit) and params_of(other._loop.optimizers) & params_of(optimizers):
-            place = other._loop.places.get("attach")
-            raise UnauditableTraining(
-                f"these parameters are audited already, by the audit of {place or 'this process'}: "
-                "each would report the other's canaries as a fault. Close it first, "
-                "audit.close(), or use `with attach(...)`."
-            )
 
 
 # --- The public function.
@@ -988,9 +988,9 @@ def attach(
         PrivacyViolation: the claim is known to be false before the first step.
     """
     given = dict(locals())
-    check_arguments(given)
     config = AuditConfig.of_arguments(attach, given)
     try:
+        check_arguments(given)
         audit = Audit(config, given)
         audit.begin()
     except _DELIBERATE:

@@ -229,7 +229,7 @@ def _iterates(own: Any, listeners: list[Listener]) -> Any:
             one.starts_pass(loader)
         batches = own(loader)
         for one in followed:
-            batches = Batches(batches, one, PassCount())
+            batches = one.around(batches)
         return batches
 
     return iterate

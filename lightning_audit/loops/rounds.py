@@ -17,7 +17,6 @@ import torch
 from lightning_audit.accounting.history import Phase
 from lightning_audit.dpsgd.opacus import chain
 from lightning_audit.files import open_regular, reason_of, replacing
-from lightning_audit.hooks.boundary import Handles
 from lightning_audit.lints.settings import rate_of
 from lightning_audit.loops.audit import Audit, attach
 from lightning_audit.record.report_directory import REPORT_NAME
@@ -37,11 +36,16 @@ class _OpenRounds:
     _ROUND = struct.Struct("<3d")  # least noise multiplier, sample rate and number of steps
 
     def __init__(self, path: Path) -> None:
-        self._path, held = path, b""
-        with contextlib.suppress(OSError, ValueError), open_regular(path) as file:
+        self._path, self._at, self._handles = path, 0, list[Any]()
+        #: Of the rounds that were lost; numbers that are not known are NaN.
+        self.lost = list[tuple[float, ...]]()
+
+    def look(self) -> None:
+        """Read what earlier rounds left."""
+        held = b""
+        with contextlib.suppress(OSError, ValueError), open_regular(self._path) as file:
             held = file.read()
         self._at = len(held) // self._ROUND.size * self._ROUND.size
-        #: Of the rounds that were lost; numbers that are not known are NaN.
         self.lost = [one for one in self._ROUND.iter_unpack(held[: self._at]) if one[2]]
 
     def phases(self) -> list[Phase] | None:
@@ -51,29 +55,25 @@ class _OpenRounds:
         except ValueError:  # NaN, or a file that was damaged
             return None
 
-    @contextlib.contextmanager
-    def counting(self, audit: Audit, optimizers: Any, claim: Any, loader: Any) -> Iterator[None]:
-        """Count the steps of a round, but for the replays of its audit."""
+    def count(self, audit: Audit, optimizers: Any, claim: Any, loader: Any) -> None:
+        """Begin to count the steps of a round, but for the replays of its audit."""
         given = optimizers if isinstance(optimizers, list | tuple) else [optimizers]
         private = [one for one in given if hasattr(one, "noise_multiplier")] or given
         rate = getattr(claim, "sample_rate", None) or rate_of(loader) or math.nan
         stated = getattr(claim, "noise_multiplier", None) or math.nan
-        process, handles, least, steps = os.getpid(), Handles(), math.inf, 0
+        process, least, steps = os.getpid(), math.inf, 0
 
         def count(one: Any, *_: Any) -> None:
             nonlocal least, steps
             if os.getpid() == process and not audit.replays:
                 steps += 1
-                with contextlib.suppress(OSError, TypeError, ValueError):
+                with contextlib.suppress(Exception):  # such as a full disk
                     least = min(float(getattr(one, "noise_multiplier", stated)), least)
                     self._write(least, rate, steps)
 
         for one in private:
-            handles.append([*chain(one)][-1].register_step_post_hook(partial(count, one)))
-        try:
-            yield
-        finally:
-            handles.remove()
+            hooked = [*chain(one)][-1].register_step_post_hook(partial(count, one))
+            self._handles.append(hooked)
 
     def _write(self, *numbers: float) -> None:
         flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
@@ -83,6 +83,8 @@ class _OpenRounds:
 
     def end(self, *, kept: bool) -> None:
         """End the round; what the state of its audit holds need not be counted again."""
+        for handle in self._handles:
+            handle.remove()
         with contextlib.suppress(OSError):
             if kept:
                 self._path.unlink(missing_ok=True)
@@ -134,22 +136,35 @@ class Rounds:
             more: arguments of `attach` for this round.
         """
         state = torch.load(self._file, weights_only=True) if self._file.exists() else None
-        counted, given = _OpenRounds(self._directory / "rounds.open"), {**self._arguments, **more}
-        lost, shuffled = counted.phases(), getattr(given.get("claim"), "sampling", "") == "shuffled"
-        if counted.lost and (shuffled or self._is_violated()):
-            lost = None  # a violation of a lost round is lost with its state
+        given = {**self._arguments, **more}
+        counted: Any = None
+        lost: list[Phase] | None = None
+        with contextlib.suppress(Exception):  # then it is not known what they did
+            counted = _OpenRounds(self._directory / "rounds.open")
+            counted.look()
+            lost = counted.phases()
+            shuffled = getattr(given.get("claim"), "sampling", "") == "shuffled"
+            if counted.lost and (shuffled or self._is_violated()):
+                lost = None  # a violation of a lost round is lost with its state
         audit = attach(model, optimizer, loader, report_dir=self._directory, state=state, **given)
         audit.add_lost(lost)
+        with contextlib.suppress(Exception):
+            counted.count(audit, optimizer, given.get("claim"), loader)
         try:
-            with audit, counted.counting(audit, optimizer, given.get("claim"), loader):
-                yield audit
+            yield audit
+        except BaseException as error:
+            audit.close(error)
+            raise
+        else:
+            audit.close()
         finally:  # the steps of a round that raised count, too
             kept = False
             try:
                 kept = self._keep(audit.state_dict()) and not audit.failure
             except Exception as error:  # such as a full disk
                 _log.error("privacy audit: this round could not be kept (%s)", reason_of(error))
-            counted.end(kept=kept)
+            with contextlib.suppress(Exception):
+                counted.end(kept=kept)
 
     def _is_violated(self) -> bool:
         with contextlib.suppress(ReportError):

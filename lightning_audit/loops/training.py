@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from lightning_audit import _validate
 from lightning_audit.config import AuditConfig
 from lightning_audit.hooks.boundary import attempt, where
 from lightning_audit.lints.own_code import of_frame
+from lightning_audit.loops.events import listeners
 from lightning_audit.record.report_directory import REPORT_NAME
-from lightning_audit.results.audit_report import AuditReport
+from lightning_audit.results.audit_report import AuditReport, UnauditableTraining
 from lightning_audit.results.report_details import PLAIN_LOOP, CodePlace
 from lightning_audit.run.facts import FrontEnd, TrainingInfo, device_name
 from lightning_audit.run.outcome import raise_for
@@ -121,6 +122,18 @@ def named(name: str, frame: Any) -> dict[str, CodePlace]:
 def params_of(optimizers: Iterable[Any]) -> set[int]:
     """Return the identities of the parameters that optimizers train."""
     return {id(p) for one in optimizers for g in one.param_groups for p in g["params"]}
+
+
+def refuse_second(optimizers: Sequence[Any]) -> None:
+    """Raise if another open audit trains the same parameters."""
+    for other in (one._loop for one in listeners()):
+        if params_of(other.optimizers) & params_of(optimizers):
+            place = other.places.get("attach")
+            raise UnauditableTraining(
+                f"these parameters are audited already, by the audit of {place or 'this process'}: "
+                "each would report the other's canaries as a fault. Close it first, "
+                "audit.close(), or use `with attach(...)`."
+            )
 
 
 def check_arguments(given: dict[str, Any]) -> None:

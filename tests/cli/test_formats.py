@@ -409,7 +409,10 @@ def test_the_measured_epsilon_is_in_the_summary_and_in_json():
     found = checked(violated(epsilon_measured=one))
     text = formats.as_markdown([found])
     assert "**lit**, as measured" not in text
-    assert "<b>lit</b>, as measured: epsilon about 9.1 (8.07 to 10.3) over the 29 planned" in text
+    assert (
+        "<b>lit</b>, as measured: epsilon about 9.1 (8.07 to 10.3, 99 %) over the 29 planned"
+        in text
+    )
     (report,) = json.loads(formats.as_json_summary([found]))["reports"]
     assert report["epsilon_measured"] == dataclasses.asdict(one)
 
