@@ -168,7 +168,7 @@ _LOOKED_AT, _LOOKED_AT_SOON = 200_000, 5_000
 #: Norms of gradients below and above the clipping norm, in units of the clipping norm.
 _SMALL, _LARGE = 0.05, 30.0
 #: Updates that estimate the noise of the weights.
-_ON_WEIGHTS = 24
+_ON_WEIGHTS = 64
 #: Factor that changes gradients slightly.
 _LESS = 0.97
 #: Relative difference of two numbers that are equal up to rounding.

@@ -101,7 +101,9 @@ class Between:
     def hooks(self) -> list[MethodHook]:
         """Hook the optimizer's methods; before other hooks, so that canaries are still inside."""
         optimizer, names = self._step.optimizer, ("clip_and_accumulate", "add_noise")
-        own = own_methods(optimizer) or any(name in vars(optimizer) for name in names)
+        held = [vars(optimizer).get(name) for name in names]
+        users = [one for one in held if one is not None and not hasattr(one, "hook")]
+        own = own_methods(optimizer) or users  # and not a hook of ours
         self._every = _OWN if own else _OPACUS
         return [
             MethodHook(optimizer, names[0], self._begin_to_clip, self._end_clipping),
