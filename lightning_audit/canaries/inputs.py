@@ -220,8 +220,8 @@ def _with_columns(batch: Any) -> Any:
     sizes = {len(one) for one in tensors if one.dim()}
 
     def is_column(node: Any) -> bool:
-        values = type(node) in (list, tuple) and {len(node)} == sizes
-        return values and all(isinstance(one, str | bytes | int | float) for one in node)
+        values = type(node) in (list, tuple) and len(node) and {len(node)} == sizes
+        return bool(values) and all(isinstance(one, str | bytes | int | float) for one in node)
 
     nodes, kind = _pytree.tree_flatten(batch, is_leaf=is_column)
     made = [Column(node) if is_column(node) else node for node in nodes]

@@ -36,7 +36,10 @@ from lightning_audit.run.report_files import ReportFiles
 #: File of a report directory with a line for each fit.
 FITS_NAME = "fits.jsonl"
 #: What prevents a pass after a round that was lost.
-UNKNOWN = "an earlier round on these records ended without its audit, and what it did is not known"
+UNKNOWN = (
+    "an earlier round on these records ended without its audit, and what it did is not known: "
+    "account for its steps by hand; rounds of other records need a report_dir of their own"
+)
 #: Most fits that are kept, and most entries of a tensor that its digest reads.
 _MOST, _ENTRIES = 256, 4096
 

@@ -16,6 +16,7 @@ from test_attach import moved
 
 from lightning_audit import AuditReport, attach
 from lightning_audit.loops.events import listeners
+from lightning_audit.results.audit_report import UnauditableTraining
 
 GIVEN: dict[str, Any] = {"claimed_epsilon": 50.0, "seed": 1, "examinations": 0}
 
@@ -101,11 +102,11 @@ def test_a_full_disk_ends_no_loop_and_the_report_says_so(tmp_path, monkeypatch, 
     assert any("No space left" in one for one in said), said
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes to any directory")
-def test_a_directory_that_cannot_be_written_ends_no_loop(tmp_path):
-    tmp_path.chmod(0o500)
-    _, report = audited(tmp_path / "audit")
-    assert report.steps == plain_loops.STEPS
+def test_a_directory_that_cannot_be_written_is_refused_before_the_first_step(tmp_path):
+    (tmp_path / "file").write_text("")  # root writes to a read-only directory
+    with pytest.raises(UnauditableTraining, match="give another directory as report_dir"):
+        audited(tmp_path / "file" / "audit")
+    assert listeners() == []
 
 
 #: A training whose directory is another's, which is open meanwhile.
