@@ -245,9 +245,7 @@ def test_code_counts_for_the_feature_of_its_section(code_size):
 
 
 def test_a_call_that_takes_a_sentence_apart_is_seen(code_size):
-    text = (
-        'def f(check, path):\n    path.startswith()\n    return check.message.partition(":")\n'
-    )
+    text = 'def f(check, path):\n    path.startswith()\n    return check.message.partition(":")\n'
     found = code_size.taken_apart(a_house(code_size, report__text=text, files=text))
     assert found == ["report/text:3 check.message.partition(':')"]
 

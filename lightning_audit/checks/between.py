@@ -48,7 +48,7 @@ _DOUBTS = {
 def _doubts(found: CheckResult) -> str:
     seen = found.evidence.get("doubts", {})
     told = "; ".join(f"{_DOUBTS[kind]} (step {step + 1})" for kind, step in seen.items())
-    return told and f"{BETWEEN.name}: {told}; if intended, allow=['{BETWEEN.name}']"
+    return told and f"{told}; if intended, allow=['{BETWEEN.name}']"
 
 
 BETWEEN = Check(

@@ -65,7 +65,7 @@ def _doubts(found: CheckResult) -> str:
     if not (doubts := found.evidence.get("doubts")):
         return ""
     told = "; ".join(f"{_KINDS[kind][2]}: {size}; {_KINDS[kind][3]}" for kind, size in doubts)
-    return f"{OPACUS.name}: {told}; or state allow=['{OPACUS.name}']"
+    return f"{told}; or state allow=['{OPACUS.name}']"
 
 
 OPACUS = Check(

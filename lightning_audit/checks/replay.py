@@ -497,7 +497,7 @@ def _of_coupling(found: CheckResult) -> str:
     if (shared := found.evidence.get("shared")) is None:
         return unanswered(found)
     return (
-        f"{found.name}: one row of the data set is read by up to {shared} items, so that a record "
+        f"one row of the data set is read by up to {shared} items, so that a record "
         f"is up to {shared} of those for which epsilon is composed; state "
         f"PrivacyClaim(items_per_record={shared}), or give each item rows of its own"
     )

@@ -145,4 +145,4 @@ def unanswered(check: CheckResult) -> str:
     if check.status != "not_run" or check.message in map(NOT_ASKED.format, _LASTING):
         return ""
     known = (what for reason, what in _TO_DO.items() if check.message == NOT_ASKED.format(reason))
-    return f"{check.name}: {next(known, f'{check.message}{_ELSE}')}"
+    return next(known, f"{check.message}{_ELSE}")

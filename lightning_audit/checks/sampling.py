@@ -251,16 +251,13 @@ DRAWS = "ledger.draws"
 #: Largest ratio of rates without a finding: a loader's rate is often rounded.
 RATE_TOLERANCE = 1.01
 
-#: What to do if the claim states another sampling than the loader's.
-LEAVE_OUT = "leave sampling out of the claim"
-
 
 def _unknown_sampling(found: CheckResult) -> str:
     # If no subsampling is accounted for, any sampling is fine.
     stated = [found.evidence.get(name) for name in ("accounted_rate", "sampling")]
     if found.status != "not_run" or stated == [None, None]:
         return ""
-    if found.message.endswith(LEAVE_OUT):
+    if found.evidence.get("loader") == "poisson":
         return found.message
     return f"{found.message}; if it does, set allow={found.name!r}"
 
@@ -753,12 +750,13 @@ def shuffled_result(kind: LoaderKind, description: str, *, once: bool) -> CheckR
         evidence = {"poisson": False, "sampling": "shuffled"}
         return NOT_POISSON.judged(evidence, message, "", "")
     message = (
-        f"sampling='shuffled' is claimed, and the loader is Poisson ({description}): {LEAVE_OUT}"
+        f"sampling='shuffled' is claimed, and the loader is Poisson ({description}): leave "
+        "sampling out of the claim"
         if kind == "poisson"
         else "sampling='shuffled' is claimed, and it is unknown whether each record enters at most "
         f"one step per epoch, once: {description}"
     )
-    return NOT_POISSON.not_run(message, {"sampling": "shuffled"})
+    return NOT_POISSON.not_run(message, {"sampling": "shuffled", "loader": kind})
 
 
 def _rates(loader_rate: float, accounted_rate: float, raised_in: int | None) -> CheckResult:

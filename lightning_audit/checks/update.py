@@ -344,8 +344,8 @@ def _not_allowed(check: CheckResult) -> str:
         return ""
     server = "if a server sent them between rounds, audit these by lightning_audit.Rounds; "
     return (
-        f"{check.name}: {check.message}; {server * (' changed between ' in check.message)}if that "
-        f"uses no training record without noise, allow=[Allow({check.name!r}, reason='...')]"
+        f"{check.message}; {server * bool(check.evidence.get('unnamed'))}if that uses no training "
+        f"record without noise, allow=[Allow({check.name!r}, reason='...')]"
     )
 
 

@@ -460,6 +460,7 @@ class OptimizerSeen:
         released: share of the canaries' square norms on released entries; 1 if not known.
         pass_blockers: what else prevents a pass, as text.
         spread: smallest standard deviation of a tensor's gradient over the claimed noise.
+        lost_explained: whether ``pass_blockers`` say why steps were lost.
     """
 
     label: str
@@ -474,6 +475,7 @@ class OptimizerSeen:
     released: float
     pass_blockers: tuple[str, ...] = ()
     spread: float = 1.0
+    lost_explained: bool = False
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
+from lightning_audit.results.report_details import PassBlocker
 from lightning_audit.run.epsilons import Epsilons, epsilon_result, run_history
 from lightning_audit.run.facts import OptimizerFacts, RunFacts
 from lightning_audit.run.optimizers import AuditedOptimizers
@@ -79,8 +80,10 @@ from lightning_audit.verdict.judge import (
     Held,
     PowerModel,
     acknowledge,
+    blockers_of,
     blockers_of_run,
     held,
+    joined,
     judge,
     mark_consequences,
     named,
@@ -573,18 +576,19 @@ def build_report(
             session.pass_blockers(facts.examined.alone),
             optimizer.label,
             float(session.recorder.released.canaries.mean()) if session.at_cut else 1.0,
+            lost_explained=session.planner.lost_explained,
         )
         for session, power, optimizer in zip(sessions, powers, facts.optimizers, strict=True)
     )
-    blockers = [
+    others = [
         *_other_blockers(facts, config, complete),
         *(facts.fits.blockers(epsilons.composed, config) if complete else ()),
     ]
-    pass_blockers = blockers_of_run(
+    of_run = blockers_of_run(
         config,
         findings.all,
         epsilons.epsilon_spent,
-        blockers,
+        others,
         complete=complete,
         mechanism_alone=config.mechanism_alone,
     )
@@ -592,7 +596,7 @@ def build_report(
     findings = Findings(
         worded(findings.all, now), tuple(worded(own, now) for own in findings.by_optimizer)
     )
-    verdict = _verdict(sessions, facts, config, findings, seen, pass_blockers)
+    verdict, blockers = _verdict(sessions, facts, config, findings, seen, of_run)
     names = named(findings.all, config, facts.unaudited)
     verdict = with_allowed(verdict, names, now, config.delta)
     monitors = [session.monitor for session in sessions]
@@ -631,7 +635,8 @@ def build_report(
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
         complete=complete,
         optimizers=seen,
-        pass_blockers=tuple(blockers),
+        pass_blockers=tuple(others),
+        blockers=blockers,
         audit_cost=facts.cost,
         examination_cost=facts.examined.cost,
     )
@@ -669,26 +674,29 @@ def _verdict(
     config: AuditConfig,
     findings: Findings,
     seen: Sequence[OptimizerSeen],
-    pass_blockers: Sequence[str],
-) -> Verdict:
-    """Return the worst verdict over the private optimizers."""
-    if not sessions:
-        return judge(findings.all, None, None, config.resolution, pass_blockers)
+    of_run: Sequence[PassBlocker],
+) -> tuple[Verdict, tuple[PassBlocker, ...]]:
+    """Return the worst verdict over the private optimizers, and what it lacks for a pass."""
+    labels = [optimizer.label for optimizer in facts.optimizers]
+    own: list[tuple[Sequence[CheckResult], AuditMonitor | None, OptimizerSeen | None]] = [
+        (checks, session.monitor, shown)
+        for session, checks, shown in zip(sessions, findings.by_optimizer, seen, strict=True)
+    ] or [(findings.all, None, None)]
+    missing = [blockers_of(checks, shown, config.resolution, of_run) for checks, _, shown in own]
     verdicts = [
         judge(
-            checks,
-            session.monitor,
-            shown,
+            *one,
             config.resolution,
-            pass_blockers,
+            lacks,
             facts.processes,
             mechanism_alone=config.mechanism_alone,
         )
-        for session, checks, shown in zip(sessions, findings.by_optimizer, seen, strict=True)
+        for one, lacks in zip(own, missing, strict=True)
     ]
-    labels = [optimizer.label for optimizer in facts.optimizers]
     broken = {check.optimizer for check in findings.all if check.status == "violated"}
-    return worst(verdicts, labels, pass_blockers, broken)
+    blockers = joined(missing, labels or [""], of_run)
+    verdict = worst(verdicts, labels, blockers, broken)
+    return verdict, blockers if verdict.pass_blockers else ()
 
 
 def _notes(

@@ -64,10 +64,11 @@ class FenceLog(Kept):
         logged: names of what ``training_step`` logs.
         published: those whose values differed between replays of a step with other records.
         steps: number of steps that were watched.
+        unnamed: whether weights changed between two steps by what has no name: not by a hook.
         examined: whether a step was replayed with all of its code.
     """
 
-    KEPT = ("told", "waiting", "monitors", "logged", "published", "steps", "examined")
+    KEPT = ("told", "waiting", "monitors", "logged", "published", "steps", "unnamed", "examined")
 
     told: dict[str, str] = field(default_factory=dict)
     waiting: dict[str, list[str]] = field(default_factory=dict)
@@ -75,6 +76,7 @@ class FenceLog(Kept):
     logged: list[str] = field(default_factory=list)
     published: list[str] = field(default_factory=list)
     steps: int = 0
+    unnamed: bool = False
     examined: bool = False
 
     @property
@@ -98,9 +100,10 @@ class FenceLog(Kept):
             (FENCE_WEIGHTS, "changes", changes, "let no record reach weights outside of its step"),
             (FENCE_MONITORS, "monitors", self.monitors, "monitor records that are not trained on"),
         ]
+        unnamed = {"unnamed": True} if self.unnamed else {}
         return [
-            check.judged({key: len(told)}, check.fine, _joined(told), advice)
-            for check, key, told, advice in found
+            check.judged({key: len(told), **more}, check.fine, _joined(told), advice)
+            for (check, key, told, advice), more in zip(found, (unnamed, {}), strict=True)
         ]
 
 
@@ -726,6 +729,7 @@ class Fence:
         if why and last:
             self._log.told.setdefault(told, f"{told} after the last step: {why}")
         elif why:
+            self._log.unnamed |= not name
             self._pending.append((told, f"{told} {when}: {why}", changed))
 
     def _why_not(

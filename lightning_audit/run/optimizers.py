@@ -54,7 +54,7 @@ from lightning_audit.verdict.allow import Allow, covers
 # --- The audit's state in Lightning's checkpoints: plain values and tensors only.
 
 #: Version of the state's layout.
-VERSION = 9
+VERSION = 10
 _OTHERWISE = "take another checkpoint of this training, or train again from the start."
 
 

@@ -9,7 +9,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,7 +39,6 @@ from lightning_audit.results.audit_report import (
     AuditReport,
     CheckResult,
     OperatingPoint,
-    OptimizerSeen,
     UnauditableTraining,
     Verdict,
     items_words,
@@ -52,7 +51,6 @@ from lightning_audit.results.report_details import (
     CourseRow,
     Ended,
     ExaminationTold,
-    PassBlocker,
     RunAbout,
     TensorNoise,
     for_plain_loop,
@@ -63,13 +61,6 @@ from lightning_audit.stats.binomial import clopper_pearson_lower, clopper_pearso
 from lightning_audit.stats.canary_bets import ProvedPart
 from lightning_audit.stats.noise_tests import limits_of_each
 from lightning_audit.stats.tradeoff import GaussianTradeoff
-from lightning_audit.verdict.judge import (
-    MOST_STEPS,
-    TARGET,
-    Resolution,
-    blockers_of_optimizer,
-    lacking_power,
-)
 
 if TYPE_CHECKING:
     from lightning_audit.run.facts import RunFacts
@@ -636,54 +627,6 @@ def capped(rows: Iterable[TensorNoise]) -> tuple[tuple[TensorNoise, ...], int]:
     return tuple(kept), len(every) - len(kept)
 
 
-# --- What keeps an audit from a pass, as numbers and sentences.
-
-
-def told(
-    sentences: Sequence[str],
-    seen: Sequence[OptimizerSeen],
-    resolution: Resolution,
-    of_run: Collection[str] = (),
-) -> tuple[PassBlocker, ...]:
-    """Return the blockers of a verdict, in its order.
-
-    Args:
-        sentences: the verdict's, those of one of several optimizers after its label.
-        seen: what was read of each private optimizer.
-        resolution: violations that the run must be able to detect.
-        of_run: sentences that no check and no count gives.
-    """
-    known: dict[str, PassBlocker] = {}
-    for own in seen:
-        prefix = f"{own.label}: " if own.label else ""
-        for blocker in _of_optimizer(own, resolution):
-            known.setdefault(prefix + blocker.sentence, blocker)
-            known.setdefault(blocker.sentence, blocker)
-    return tuple(
-        dataclasses.replace(known[text], sentence=text) if text in known else _of_run(text, of_run)
-        for text in sentences
-    )
-
-
-def _of_run(text: str, of_run: Collection[str]) -> PassBlocker:
-    """Return a blocker of the run, or of a check that its sentence names first."""
-    name = text.partition(":")[0]
-    if text not in of_run and name in REGISTRY:
-        return PassBlocker("check", text, name)
-    return PassBlocker("run", text)
-
-
-def _of_optimizer(seen: OptimizerSeen, resolution: Resolution) -> Iterator[PassBlocker]:
-    """Yield the blockers of one optimizer; those of the power, which has numbers, come first."""
-    for part, text in lacking_power(seen, resolution):
-        power = seen.power[part]
-        more = power.steps_needed - seen.steps
-        within = more if 0 < more < MOST_STEPS else None
-        yield PassBlocker("power", text, part, power.power, TARGET, within)
-    for text in blockers_of_optimizer(seen, resolution):
-        yield PassBlocker("optimizer", text)
-
-
 # --- Fills the details of a report, from which its views are rendered.
 
 _LACKS = "the report lacks its {}, which failed ({}); the verdict does not depend on that"
@@ -712,7 +655,7 @@ def filled(
         config: of the audit.
     """
     run = _Run(sessions, facts, config)
-    parts = (_faults, _thresholds, _growth, _tensors, _with_limits, _claim, _blockers, _course)
+    parts = (_faults, _thresholds, _growth, _tensors, _with_limits, _claim, _course)
     for part in (*parts, _as_measured):
         try:
             report = part(report, run)
@@ -760,16 +703,6 @@ def _claim(report: AuditReport, run: _Run) -> AuditReport:
         settings_given=run.config.given,
         assumptions=assumptions_of(report, run.config),
     )
-
-
-def _blockers(report: AuditReport, run: _Run) -> AuditReport:
-    blockers = told(
-        report.verdict.pass_blockers,
-        report.optimizers,
-        run.config.resolution,
-        report.pass_blockers,
-    )
-    return replace(report, blockers=blockers)
 
 
 def _course(report: AuditReport, run: _Run) -> AuditReport:

@@ -24,6 +24,7 @@ import torch
 from torch import distributed
 
 from lightning_audit.canaries.gradient import Placement
+from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import Boundary, FailedElsewhere, current
@@ -34,7 +35,7 @@ from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.session.own_clipping import Fit, fit_of
 from lightning_audit.session.plan import Coordinates, Plan, no_rows
 from lightning_audit.session.recorder import Recorder
-from lightning_audit.verdict.judge import LAYOUT_CHANGED, NO_GRADIENT
+from lightning_audit.verdict.judge import too_many_lost
 
 # --- The processes of one training: which one adds a step's canaries, and what they exchange.
 
@@ -337,6 +338,8 @@ class StepPlanner:
         self.copied, self.anyone_copies = False, True
         self.notes = list(placement.skipped)
         self.pass_blockers: list[str] = []
+        #: Why steps were lost, if parameters had no gradient: it prevents a pass if many were.
+        self.missing = ""
         self.batch_sizes: list[int] = []
         #: Number of records in all steps so far; None if it is unknown for any step.
         self.rows_taken: int | None = 0
@@ -596,10 +599,10 @@ class StepPlanner:
                 shapes = ", ".join(joined[:5])
                 what = f"{len(joined)} joined, without which the audit began (shapes {shapes})"
             self.block_pass(
-                f"{LAYOUT_CHANGED} in step {self.changed_at + 1}: {what}; whether later steps clip "
-                "and noise them is not audited. Give the optimizer all parameters before the "
-                "training starts, and make_private a module that has all layers; to train some "
-                "later, set their learning rate to 0 until then"
+                f"the set of trained parameters changed in step {self.changed_at + 1}: {what}; "
+                "whether later steps clip and noise them is not audited. Give the optimizer all "
+                "parameters before the training starts, and make_private a module that has all "
+                "layers; to train some later, set their learning rate to 0 until then"
             )
         return self.changed_at is None
 
@@ -661,14 +664,23 @@ class StepPlanner:
             names: of the parameters.
             number: of the step, from 0.
         """
-        if any(sentence.startswith(NO_GRADIENT) for sentence in self.pass_blockers):
-            return
         what = f"{len(names)} of {len(self.step.layout)} parameters"
-        self.block_pass(
-            f"{NO_GRADIENT} for {what} in step {number + 1} ({', '.join(names[:4])}): such steps "
-            "are not tested; write the noisy gradient of every parameter that the optimizer trains "
-            "before its step, or freeze those that get none before the training"
+        self.missing = self.missing or (
+            f"no gradient (`p.grad` is None) for {what} in step {number + 1} "
+            f"({', '.join(names[:4])}): such steps are not tested; write the noisy gradient of "
+            "every parameter that the optimizer trains before its step, or freeze those that get "
+            "none before the training"
         )
+
+    @property
+    def lost_explained(self) -> bool:
+        """Whether it is known why steps were lost: parameters without a gradient, or others."""
+        return bool(self.missing) or self.changed_at is not None
+
+    def blockers(self, monitor: AuditMonitor) -> list[str]:
+        """Return what prevents a pass, as text; gradients that were missing do if many were."""
+        many = not monitor.steps or too_many_lost(monitor.lost_steps, monitor.steps)
+        return [*self.pass_blockers, *[self.missing] * bool(many and self.missing)]
 
     def block_pass(self, sentence: str) -> None:
         """Add a reason that prevents a pass, once."""
@@ -678,7 +690,7 @@ class StepPlanner:
     # ------------------------------------------------------------------ checkpoints
 
     #: Attributes that a checkpoint stores unchanged.
-    _KEPT = ("anyone_copies", "changed_at", "pass_blockers", "notes")
+    _KEPT = ("anyone_copies", "changed_at", "pass_blockers", "missing", "notes")
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores: the coins' generator, but no number of samples."""

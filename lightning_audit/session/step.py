@@ -262,7 +262,7 @@ class AuditSession:
     def pass_blockers(self, alone: Sequence[int] = ()) -> list[str]:
         """Return what prevents a pass, as text; see `Recorder.pass_blockers`."""
         own = self.recorder.pass_blockers(at_cut=self.at_cut, alone=alone)
-        return [*self.planner.pass_blockers, *own, *self.inserter.pass_blockers()]
+        return [*self.planner.blockers(self.monitor), *own, *self.inserter.pass_blockers()]
 
     # ------------------------------------------------------------------ hooks and events
 

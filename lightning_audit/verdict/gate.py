@@ -21,8 +21,10 @@ from lightning_audit.results.audit_report import AuditReport, CheckResult, Verdi
 from lightning_audit.verdict.judge import (
     Held,
     OutcomeSettings,
+    blockers_of,
     blockers_of_run,
     held,
+    joined,
     judge,
     with_allowed,
     worst,
@@ -176,19 +178,18 @@ def _judged(
         mechanism_alone=correlated,
     )
     labels = [one.label for one in report.optimizers] or [""]
+    seen = report.optimizers or [None]
+    own = [[check for check in checks if check.optimizer in ("", label)] for label in labels]
+    missing = [
+        blockers_of(found, one, settings.resolution, blockers)
+        for found, one in zip(own, seen, strict=True)
+    ]
     verdicts = [
-        judge(
-            [check for check in checks if check.optimizer in ("", label)],
-            None,
-            seen,
-            settings.resolution,
-            blockers,
-            mechanism_alone=correlated,
-        )
-        for label, seen in zip(labels, report.optimizers or [None], strict=True)
+        judge(found, None, one, settings.resolution, lacks, mechanism_alone=correlated)
+        for found, one, lacks in zip(own, seen, missing, strict=True)
     ]
     broken = {check.optimizer for check in checks if check.status == "violated"}
-    return worst(verdicts, labels, blockers, broken)
+    return worst(verdicts, labels, joined(missing, labels, blockers), broken)
 
 
 def _composed(report: AuditReport) -> tuple[float | None, float | None]:

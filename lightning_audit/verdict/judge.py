@@ -43,6 +43,7 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
+from lightning_audit.results.report_details import PassBlocker
 from lightning_audit.stats.canary_bets import CoinBet
 from lightning_audit.stats.power import noise_power, sensitivity_power, steps_needed
 from lightning_audit.verdict.allow import OF_PARAMETERS, Allow
@@ -151,8 +152,6 @@ MAX_LOST = 0.01
 _LIVE = 0.5
 #: Number of missing steps from which none is stated.
 MOST_STEPS = 10**6
-#: First words of a blocker after which no step is audited.
-LAYOUT_CHANGED = "the set of trained parameters changed"
 #: Blocker of a training whose epsilon is unknown, and the verdict's words for it.
 NOT_COUNTED = (
     "no accountant counts the steps, so that no epsilon is known; attach an accountant, "
@@ -160,8 +159,6 @@ NOT_COUNTED = (
     "claim=PrivacyClaim(sample_rate=...)"
 )
 _NO_EPSILON = "no epsilon is known, because no accountant counts the steps"
-#: First words of a blocker about parameters without a gradient, in steps that count as lost.
-NO_GRADIENT = "no gradient (`p.grad` is None)"
 #: Blocker of a training of which no step was read, and of one without a private optimizer.
 NO_STEP = "no step of a private optimizer was observed"
 NO_OPTIMIZER = (
@@ -256,7 +253,7 @@ class OutcomeSettings:
         return read
 
 
-def outcome_of(checks: Iterable[CheckResult], blockers: Sequence[str]) -> Outcome:
+def outcome_of(checks: Iterable[CheckResult], blockers: Sequence[PassBlocker]) -> Outcome:
     """Return the outcome of a run.
 
     Args:
@@ -276,7 +273,7 @@ def blockers_of_run(
     *,
     complete: bool,
     mechanism_alone: bool = False,
-) -> list[str]:
+) -> list[PassBlocker]:
     """Return the reasons that block a pass, other than those of one private optimizer.
 
     Args:
@@ -287,34 +284,37 @@ def blockers_of_run(
         complete: whether the training has ended without a failure.
         mechanism_alone: whether no epsilon is computed, by the claim's `noise_coefficients`.
     """
-    blockers = list(others)
-    if not complete and not blockers:
-        blockers.append(NOT_ENDED)
+    of_run = list(others)
+    if not complete and not of_run:
+        of_run.append(NOT_ENDED)
     stepped = not any(c.name == NO_DP.name and c.status == "not_run" for c in checks)
     if epsilon_spent is None and not mechanism_alone and stepped:
-        blockers.append(
+        of_run.append(
             NOT_COUNTED
             if settings.claimed_epsilon is None
             else "the sample rate is unknown, so the claimed epsilon cannot be checked; state it "
             "as claim=PrivacyClaim(sample_rate=...) or attach an accountant"
         )
+    blockers = [PassBlocker("run", text) for text in of_run]
     found: dict[str, list[str]] = {}
     for name, known in REGISTRY.items():
         if known.blocks is not None and name not in settings.allow:
-            for text in filter(None, map(known.blocks, (c for c in checks if c.name == name))):
-                why = text.removeprefix(f"{name}: ")
-                found.setdefault(why, []).extend([name] * (why != text))
-    blockers += [f"{', '.join(names)}: {why}" if names else why for why, names in found.items()]
-    undecided = [check.name for check in checks if check.status == "undecided"]
-    if undecided:
-        named = ", ".join(undecided)
-        blockers.append(
-            f"{named}: a fault, or post-processing of correct noise; {SHOW_THE_RELEASE}"
-        )
+            for why in filter(None, map(known.blocks, (c for c in checks if c.name == name))):
+                found.setdefault(why, []).append(name)
+    blockers += [_of_checks(names, why) for why, names in found.items()]
+    if undecided := [check.name for check in checks if check.status == "undecided"]:
+        why = f"a fault, or post-processing of correct noise; {SHOW_THE_RELEASE}"
+        blockers.append(_of_checks(undecided, why))
     return blockers
 
 
-def blockers_of_optimizer(seen: OptimizerSeen | None, resolution: Resolution) -> list[str]:
+def _of_checks(names: Sequence[str], why: str) -> PassBlocker:
+    """Return what prevents a pass, of one check or of several for the same reason."""
+    alone = names[0] if len(names) == 1 else ""
+    return PassBlocker("check" if alone else "run", f"{', '.join(names)}: {why}", alone)
+
+
+def blockers_of_optimizer(seen: OptimizerSeen | None, resolution: Resolution) -> list[PassBlocker]:
     """Return the reasons of one private optimizer that block a pass.
 
     Args:
@@ -322,56 +322,55 @@ def blockers_of_optimizer(seen: OptimizerSeen | None, resolution: Resolution) ->
         resolution: violations that its steps must be able to detect.
     """
     if seen is None or seen.steps == 0:
-        return [NO_OPTIMIZER] if seen is None else [*seen.pass_blockers, NO_STEP]
-    return [*_of_steps(seen, resolution), *_of_canaries(seen, resolution)]
+        texts = [NO_OPTIMIZER] if seen is None else [*seen.pass_blockers, NO_STEP]
+        return [PassBlocker("optimizer" if seen else "run", text) for text in texts]
+    noisy = seen.noiseless_steps < seen.steps
+    return [
+        *(PassBlocker("optimizer", text) for text in _of_steps(seen, resolution)),
+        *(_lacking_power(seen, resolution) if noisy and seen.canary_steps else ()),
+        *(PassBlocker("optimizer", text) for text in (_of_canaries(seen) if noisy else ())),
+    ]
 
 
-def _of_steps(seen: OptimizerSeen, resolution: Resolution) -> list[str]:
-    few = seen.lost_steps <= MAX_LOST * seen.steps
-    blockers = [item for item in seen.pass_blockers if not (few and item.startswith(NO_GRADIENT))]
-    if not few and not any(item.startswith((LAYOUT_CHANGED, NO_GRADIENT)) for item in blockers):
-        blockers.append(
+def too_many_lost(lost: int, steps: int) -> bool:
+    """Return whether more steps were lost than a pass allows."""
+    return lost > MAX_LOST * steps
+
+
+def _of_steps(seen: OptimizerSeen, resolution: Resolution) -> Iterator[str]:
+    yield from seen.pass_blockers
+    if too_many_lost(seen.lost_steps, seen.steps) and not seen.lost_explained:
+        yield (
             f"{seen.lost_steps} of {seen.steps} steps were lost to failed injections or "
             "non-finite gradients; look for NaN or Inf in the training"
         )
     if seen.noiseless_steps:
-        blockers.append(
+        yield (
             f"{seen.noiseless_steps} of {seen.steps} steps have noise_multiplier 0 and cannot be "
             "tested; set it above 0"
         )
     if seen.oversize < resolution.sensitivity:
-        blockers.append(
+        yield (
             f"canaries of {seen.oversize:g}x max_grad_norm cannot show {resolution.sensitivity:g}x "
             "clipping; set oversize to 1000, or take an input canary whose gradient is longer, as "
             "Mislabeled(amplitude=100.0)"
         )
-    return blockers
 
 
-def _of_canaries(seen: OptimizerSeen, resolution: Resolution) -> list[str]:
-    if seen.noiseless_steps == seen.steps:
-        return []
+def _of_canaries(seen: OptimizerSeen) -> Iterator[str]:
+    shift, needed = seen.shift_lower, _LIVE * seen.released
     if seen.canary_steps == 0:
-        return ["no canary was observed"]
-    blockers = [text for _, text in lacking_power(seen, resolution)]
-    shift = seen.shift_lower
-    needed = _LIVE * seen.released
-    if shift is None or not shift > needed:
+        yield "no canary was observed"
+    elif shift is None or not shift > needed:
         limit = "unknown" if shift is None else f"{shift:.2f}"
-        blockers.append(
+        yield (
             f"the canaries' signal was not detected (lower 95 % limit {limit}, above {needed:.2g} "
             "needed): train more steps, or look for code that removes it before the update"
         )
-    return blockers
 
 
-def lacking_power(seen: OptimizerSeen, resolution: Resolution) -> Iterator[tuple[str, str]]:
-    """Yield each part of the resolution whose power is too small, and that as a sentence.
-
-    Args:
-        seen: what was read of the steps of a private optimizer.
-        resolution: violations that its steps must be able to detect.
-    """
+def _lacking_power(seen: OptimizerSeen, resolution: Resolution) -> Iterator[PassBlocker]:
+    """Yield each part of the resolution whose power is too small."""
     wanted = {
         "noise": f"{resolution.noise:g}x noise",
         "sensitivity": f"{resolution.sensitivity:g}x clipping",
@@ -390,7 +389,8 @@ def lacking_power(seen: OptimizerSeen, resolution: Resolution) -> Iterator[tuple
             elif part == "sensitivity" and more > seen.steps:
                 need += ", or resolution=Resolution(sensitivity=...) above it"
             text = f"{reached.power:.0%} power against {violation}, {TARGET:.0%} needed: {need}"
-            yield part, text
+            within = more if 0 < more < MOST_STEPS else None
+            yield PassBlocker("power", text, part, reached.power, TARGET, within)
 
 
 # --- Power of an audit: which faults the run would have detected. It limits what a pass means.
@@ -662,6 +662,8 @@ def seen_of(
     pass_blockers: Sequence[str] = (),
     label: str = "",
     released: float = 1.0,
+    *,
+    lost_explained: bool = False,
 ) -> OptimizerSeen:
     """Return what the verdict uses of one private optimizer in addition to its checks.
 
@@ -672,6 +674,7 @@ def seen_of(
         pass_blockers: other reasons that block a pass, as text.
         label: name of the optimizer if there are several.
         released: see `OptimizerSeen`.
+        lost_explained: see `OptimizerSeen`.
     """
     return OptimizerSeen(
         label=label,
@@ -686,7 +689,29 @@ def seen_of(
         pass_blockers=tuple(pass_blockers),
         released=released,
         spread=monitor.witness_noise.smallest_ratio,
+        lost_explained=lost_explained,
     )
+
+
+def blockers_of(
+    checks: Sequence[CheckResult],
+    seen: OptimizerSeen | None,
+    resolution: Resolution,
+    of_run: Sequence[PassBlocker] = (),
+) -> list[PassBlocker]:
+    """Return all that blocks a pass of one private optimizer.
+
+    Args:
+        checks: results of all checks; acknowledged ones have the status "allowed".
+        seen: see `seen_of`; None if no step was observed.
+        resolution: violations that the run must be able to detect to pass.
+        of_run: see `blockers_of_run`.
+    """
+    blockers = [*of_run, *blockers_of_optimizer(seen, resolution)]
+    if not blockers:  # a pass requires these checks
+        needed = [c for c in checks if c.status == "not_run" and REGISTRY[c.name].must_run]
+        blockers = [_of_checks([check.name], check.message) for check in needed]
+    return blockers
 
 
 def judge(
@@ -694,7 +719,7 @@ def judge(
     monitor: AuditMonitor | None,
     seen: OptimizerSeen | None,
     resolution: Resolution,
-    pass_blockers: Sequence[str] = (),
+    blockers: Sequence[PassBlocker],
     processes: int = 1,
     *,
     mechanism_alone: bool = False,
@@ -706,17 +731,13 @@ def judge(
         monitor: the checks by e-process after the last step; None if no step was observed.
         seen: see `seen_of`; None if no step was observed.
         resolution: violations that the run must be able to detect to pass.
-        pass_blockers: other reasons that block a pass, as text.
+        blockers: see `blockers_of`.
         processes: number of processes that train together.
         mechanism_alone: whether no epsilon is computed, by the claim's `noise_coefficients`.
 
     Returns:
         The verdict, with the likely faults and what to do.
     """
-    blockers = [*pass_blockers, *blockers_of_optimizer(seen, resolution)]
-    if not blockers:  # a pass requires these checks
-        needed = [c for c in checks if c.status == "not_run" and REGISTRY[c.name].must_run]
-        blockers = [f"{check.name}: {check.message}" for check in needed]
     outcome = outcome_of(checks, blockers)
     if outcome == "VIOLATION":
         violated = [check for check in checks if check.status == "violated"]
@@ -728,10 +749,10 @@ def judge(
             "INCONCLUSIVE",
             None,
             _NO_EPSILON
-            if NOT_COUNTED in blockers
+            if any(blocker.sentence == NOT_COUNTED for blocker in blockers)
             else "; ".join([more, *[describe_examined(checks)] * lost]),
             advice="resolve the items under Missing; on_inconclusive='raise' makes such a run fail",
-            pass_blockers=tuple(blockers),
+            pass_blockers=tuple(blocker.sentence for blocker in blockers),
         )
     said = (
         describe_examined(checks),
@@ -742,10 +763,32 @@ def judge(
     return Verdict("PASS", None, "; ".join(filter(None, said)))
 
 
+def joined(
+    blockers: Sequence[Sequence[PassBlocker]],
+    labels: Sequence[str],
+    of_run: Sequence[PassBlocker],
+) -> tuple[PassBlocker, ...]:
+    """Return the blockers of all private optimizers, each of a single one with its label.
+
+    Args:
+        blockers: of each optimizer, see `blockers_of`.
+        labels: their names; a single one's is empty.
+        of_run: those of all of them.
+    """
+    owned = (
+        one
+        if one in of_run or not label
+        else dataclasses.replace(one, sentence=f"{label}: {one.sentence}")
+        for label, own in zip(labels, blockers, strict=True)
+        for one in own
+    )
+    return tuple(dict.fromkeys(owned))
+
+
 def worst(
     verdicts: Sequence[Verdict],
     labels: Sequence[str],
-    of_all: Sequence[str],
+    blockers: Sequence[PassBlocker],
     broken: Collection[str] = (),
 ) -> Verdict:
     """Return the verdict of a run with several private optimizers: the worst of theirs.
@@ -753,7 +796,7 @@ def worst(
     Args:
         verdicts: one for each optimizer, at least one.
         labels: their names, as their checks give them.
-        of_all: reasons that block a pass of all of them, as text.
+        blockers: see `joined`.
         broken: labels of optimizers with a violated check of that optimizer.
     """
     if len(verdicts) == 1:
@@ -770,12 +813,7 @@ def worst(
     doubtful = [verdict for verdict in verdicts if verdict.outcome == "INCONCLUSIVE"]
     if not doubtful:
         return verdicts[0]
-    blockers = [
-        item if item in of_all else f"{label}: {item}"
-        for label, verdict in named
-        for item in verdict.pass_blockers
-    ]
-    return dataclasses.replace(doubtful[0], pass_blockers=tuple(dict.fromkeys(blockers)))
+    return dataclasses.replace(doubtful[0], pass_blockers=tuple(b.sentence for b in blockers))
 
 
 def _placed(fault: LikelyFault, optimizer: str) -> LikelyFault:

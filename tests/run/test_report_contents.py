@@ -27,7 +27,7 @@ from lightning_audit.results.audit_report import (
     OptimizerSeen,
     Power,
 )
-from lightning_audit.results.report_details import CourseRow, Ended, TensorNoise
+from lightning_audit.results.report_details import CourseRow, Ended, PassBlocker, TensorNoise
 from lightning_audit.run.facts import TrainingInfo
 from lightning_audit.run.report_files import (
     MOST_POINTS,
@@ -38,11 +38,16 @@ from lightning_audit.run.report_files import (
     claim_of,
     claimed_mu,
     growth_of,
-    told,
     with_limits,
     with_threshold,
 )
-from lightning_audit.verdict.judge import NOT_ENDED, Resolution, blockers_of_optimizer
+from lightning_audit.verdict.judge import (
+    NOT_ENDED,
+    Resolution,
+    blockers_of,
+    blockers_of_optimizer,
+    joined,
+)
 
 # --- Growth of e-values: thinned, coarse where it is of the data, and only of what was observed.
 
@@ -521,27 +526,30 @@ RESOLUTION = Resolution()
 
 
 def test_power_has_its_numbers_and_the_steps_that_are_missing():
-    sentences = [NOT_ENDED, *blockers_of_optimizer(SEEN, RESOLUTION), "noise: not tested"]
-    found = told(sentences, [SEEN], RESOLUTION, [NOT_ENDED])
-    assert [one.sentence for one in found] == sentences
+    found = blockers_of_optimizer(SEEN, RESOLUTION)
     kinds = [(one.kind, one.part, one.power, one.power_needed, one.steps_more) for one in found]
     assert kinds == [
-        ("run", "", None, None, None),
         ("power", "noise", 0.29, 0.95, 40),
         ("power", "sensitivity", 0.5, 0.95, None),  # more steps than anybody trains
         ("optimizer", "", None, None, None),
-        ("check", "noise", None, None, None),
     ]
 
 
-def test_those_of_several_optimizers_keep_their_label():
-    seen = dataclasses.replace(SEEN, label="optimizer 2 (`a`)")
-    sentences = [f"{seen.label}: {text}" for text in blockers_of_optimizer(seen, RESOLUTION)]
-    found = told(sentences, [seen], RESOLUTION)
-    assert [one.sentence for one in found] == sentences
-    assert [one.part for one in found] == ["noise", "sensitivity", ""]
+def test_those_of_several_optimizers_have_their_label_and_those_of_the_run_none():
+    of_run, own = PassBlocker("run", NOT_ENDED), PassBlocker("optimizer", "no canary was observed")
+    found = joined([[of_run, own], [of_run]], ["optimizer 1 (`a`)", "optimizer 2 (`b`)"], [of_run])
+    assert found == (
+        of_run,
+        dataclasses.replace(own, sentence=f"optimizer 1 (`a`): {own.sentence}"),
+    )
 
 
 def test_without_an_optimizer_there_is_nothing_but_the_run():
-    sentences = blockers_of_optimizer(None, RESOLUTION)
-    assert [one.kind for one in told(sentences, [], RESOLUTION)] == ["run"] * len(sentences)
+    assert [one.kind for one in blockers_of_optimizer(None, RESOLUTION)] == ["run"]
+
+
+def test_a_check_that_a_pass_needs_and_that_did_not_run_is_a_blocker_of_its_name():
+    lacking = REGISTRY["noise"].not_run("no noise was read")
+    seen = dataclasses.replace(SEEN, power={}, shift_lower=1.0)
+    (found,) = blockers_of([lacking], seen, RESOLUTION)
+    assert found == PassBlocker("check", "noise: no noise was read", "noise")

@@ -18,7 +18,7 @@ from lightning_audit.results.audit_report import (
     Verdict,
 )
 from lightning_audit.stats.tradeoff import gaussian_mu
-from lightning_audit.verdict.judge import OutcomeSettings, Resolution, judge
+from lightning_audit.verdict.judge import OutcomeSettings, Resolution, blockers_of, judge
 
 STEPS, CANARIES, DELTA, SIGNIFICANCE = 100, 8, 1e-5, 1e-3
 SHIFT_LOWER = 0.9
@@ -85,7 +85,7 @@ def _costing(spent: float | None) -> tuple[float, float | None, int]:
 
 def _verdict(outcome: Outcome, checks: tuple[CheckResult, ...], seen: OptimizerSeen) -> Verdict:
     if outcome != "VIOLATION":
-        return judge(checks, None, seen, Resolution())
+        return judge(checks, None, seen, Resolution(), blockers_of(checks, seen, Resolution()))
     half = LikelyFault("half_noise", "half the noise", "noise", place=Place(step=7))
     return Verdict("VIOLATION", "mechanism", "noise: seen", faults=(half,))
 

@@ -9,7 +9,15 @@ from lightning_audit.checks.monitor import AuditMonitor, replay
 from lightning_audit.checks.probes import Witnesses, WitnessReducer
 from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, RecordHeader
 from lightning_audit.results.audit_report import CheckResult, Verdict
-from lightning_audit.verdict.judge import PowerModel, Resolution, acknowledge, judge, seen_of
+from lightning_audit.results.report_details import PassBlocker
+from lightning_audit.verdict.judge import (
+    PowerModel,
+    Resolution,
+    acknowledge,
+    blockers_of,
+    judge,
+    seen_of,
+)
 
 SIGNIFICANCE = 1e-3
 OVERSIZE = 1000.0
@@ -136,4 +144,5 @@ def verdict_of(
     monitor, asked = monitor_of(record), resolution or Resolution()
     checks = acknowledge([*monitor.results(), *others], allow)
     seen = seen_of(monitor, PowerModel(monitor).at(asked), OVERSIZE)
-    return judge(checks, monitor, seen, asked, pass_blockers)
+    of_run = [PassBlocker("run", text) for text in pass_blockers]
+    return judge(checks, monitor, seen, asked, blockers_of(checks, seen, asked, of_run))

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from lightning_audit.checks.replayed_noise import NoiseLook
 from lightning_audit.cli.main import main
 from lightning_audit.record.store import INJECTED, Observation, RecordHeader
 from lightning_audit.results.audit_report import CheckResult, LikelyFault, Place, describe
+from lightning_audit.session.planner import StepPlanner
 from lightning_audit.testing.faulty import HalfNoise
 from lightning_audit.verdict import judge as judging
 from lightning_audit.verdict.gate import contradictions
@@ -403,10 +405,13 @@ def test_a_run_that_could_not_have_shown_a_fault_is_inconclusive_and_never_a_pas
 
 
 def test_steps_without_a_gradient_are_not_said_to_be_lost_to_nan():
-    said = f"{judging.NO_GRADIENT} for 1 of 2 parameters in step 3 (bias)"
-    for dropped, blockers in (([], []), (range(50, 60), [said])):
-        seen = judging.seen_of(monitor_of(simulate(60, dropped=dropped)), {}, 1000.0, [said])
-        assert judging.blockers_of_optimizer(seen, judging.Resolution()) == blockers
+    planner = SimpleNamespace(pass_blockers=[], missing="no gradient for bias in step 3")
+    for dropped, blockers in (([], []), (range(50, 60), [planner.missing])):
+        monitor = monitor_of(simulate(60, dropped=dropped))
+        said = StepPlanner.blockers(planner, monitor)
+        seen = judging.seen_of(monitor, {}, 1000.0, said, lost_explained=True)
+        found = judging.blockers_of_optimizer(seen, judging.Resolution())
+        assert [one.sentence for one in found] == blockers
 
 
 def test_noise_and_clipping_that_err_together_are_a_violation_that_loses_no_privacy():
@@ -451,7 +456,8 @@ def test_what_is_missing_stands_in_the_way_of_a_pass_and_of_no_violation():
     assert verdict.outcome == "INCONCLUSIVE"
     assert verdict.pass_blockers == ("the training has not ended",)
     assert verdict_of(simulate(3, noise=0.01), pass_blockers=["all"]).outcome == "VIOLATION"
-    verdict = judging.judge([], None, None, judging.Resolution())
+    lacks = judging.blockers_of([], None, judging.Resolution())
+    verdict = judging.judge([], None, None, judging.Resolution(), lacks)
     assert verdict.outcome == "INCONCLUSIVE"
     assert verdict.pass_blockers == (judging.NO_OPTIMIZER,)
 
@@ -518,7 +524,7 @@ def test_the_signal_is_held_to_the_share_that_is_known_to_be_released():
         told = judging.blockers_of_optimizer(
             dataclasses.replace(seen, released=share), judging.Resolution()
         )
-        assert sum("the canaries' signal was not detected" in item for item in told) == found
+        assert sum("the canaries' signal was not detected" in one.sentence for one in told) == found
 
 
 DEFAULT = judging.Resolution()
