@@ -454,7 +454,7 @@ class LightningStep:
         """Return nothing: Lightning's loop can be run again."""
         return ""
 
-    def doubt(self, reason: str) -> str:
+    def doubt(self, reason: str, repeated: bool) -> str:
         """Return the reason itself: the step that was run again is the user's."""
         return reason
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_audit.checks.check import Check, FaultRule
 from lightning_audit.checks.noise import BATCH_NORMALISED
-from lightning_audit.checks.replay_findings import NOT_ASKED, NOT_EXAMINED, Finding, unanswered
+from lightning_audit.checks.replay_findings import Finding, Reason, not_asked, unanswered
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE, NoiseLog, NoiseLook
 from lightning_audit.results.audit_report import CheckResult
 
@@ -263,6 +263,7 @@ class Answer:
         before: why that could not be tested; empty if it was.
         shared: how many items of the data set read one record.
         reason: why the test was not run; empty if it was.
+        repeated: whether the step itself was run again: one that was not answers no question.
     """
 
     asked: int = 0
@@ -275,11 +276,12 @@ class Answer:
     where: str = ""
     before: str = ""
     shared: int = 1
+    repeated: bool = True
 
     def describe(self) -> str:
         """Return the answer in one line."""
         if self.reason:
-            return NOT_ASKED.format(self.reason)
+            return f"not asked: {self.reason}"
         if not self.findings:
             return f"nothing found, {self.asked} asked"
         worst = max(self.findings, key=lambda finding: finding.size)
@@ -428,13 +430,13 @@ class ExaminationLog:
             significance: of the whole run.
         """
         asked = [self._result(name, told) for name, told in self._told.items()]
-        noise = self.noise.result(significance, self.off or NOT_EXAMINED)
+        noise = self.noise.result(significance, self.off or Reason.NOT_EXAMINED)
         return [*asked, noise]
 
     def _result(self, name: str, told: _Told) -> CheckResult:
         check, words = _WORDS[name]
         if not told.asked:
-            return check.not_run(NOT_ASKED.format(told.reason or self.off or NOT_EXAMINED))
+            return not_asked(check, told.reason or self.off or Reason.NOT_EXAMINED)
         finding = told.finding
         evidence: dict[str, Any] = {
             "examined": len(self.steps),
@@ -615,7 +617,7 @@ class Coupling:
             attention: layer that lets padding past its mask, see `mixing_attention`; or empty.
         """
         if not self.replays:
-            return COUPLING.not_run(NOT_ASKED.format(self.reason or off or NOT_EXAMINED))
+            return not_asked(COUPLING, self.reason or off or Reason.NOT_EXAMINED)
         names = ("replays", "change", "step")
         evidence: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.before:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lightning_audit.checks.check import Check, Evidence, log_weight, rule_of_kinds
 from lightning_audit.checks.noise import NOISE_WHOLE
-from lightning_audit.checks.replay_findings import NOT_ASKED, Finding, unanswered
+from lightning_audit.checks.replay_findings import Finding, not_asked, unanswered
 from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.dependence import (
@@ -772,7 +772,7 @@ class NoiseLog:
         """
         test = self._judged(significance)
         if not self.looks:
-            return REPLAY_NOISE.not_run(NOT_ASKED.format(self.reason or off))
+            return not_asked(REPLAY_NOISE, self.reason or off)
         evidence: dict[str, Any] = {
             "looks": self.looks,
             "draws": self.draws,

@@ -28,7 +28,6 @@ from torch.utils.data import DataLoader
 from lightning_audit.files import compiles, nearby
 from lightning_audit.loops.events import Batches, drawn_by, users_frame
 from lightning_audit.replay.before_step import BatchSource
-from lightning_audit.replay.examiner import CANNOT_REPLAY, NO_STEP, NOT_REPEATED, OTHER_STEP
 
 # --- The body of a loop as a function, made from its source.
 
@@ -399,8 +398,6 @@ def _stop(*_: object) -> None:
 
 # --- The user's step for replays.
 
-#: Beginnings of the reasons for which a body from the source counts as not taken.
-_NOT_TAKEN = (CANNOT_REPLAY, NO_STEP, NOT_REPEATED, OTHER_STEP)
 #: Largest number of functions between a loop and what asks for its batch.
 _FUNCTIONS = 3
 
@@ -505,10 +502,9 @@ class LoopStep:
         """Return why no step of this loop can be run again, or empty."""
         return self._cannot("") if self.function is None and self._body is None else ""
 
-    def doubt(self, reason: str) -> str:
+    def doubt(self, reason: str, repeated: bool) -> str:
         """Return why a step gave no answers; one from the source counts as not taken."""
-        taken = self.function is not None or not reason.startswith(_NOT_TAKEN)
-        return reason if taken else self._cannot(f" ({reason})")
+        return reason if repeated or self.function is not None else self._cannot(f" ({reason})")
 
     def _cannot(self, why: str) -> str:
         loop = f"the body of the loop at {self._where}" if self._where else "the step"

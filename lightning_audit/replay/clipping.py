@@ -29,7 +29,7 @@ from torch.utils import _pytree
 
 from lightning_audit.canaries.inputs import leaves, rows, taken
 from lightning_audit.checks.replay import Answer
-from lightning_audit.checks.replay_findings import NOT_SHOWN, Finding
+from lightning_audit.checks.replay_findings import Finding, Reason
 from lightning_audit.hooks.boundary import undoing
 from lightning_audit.replay.records import (
     MORE,
@@ -646,7 +646,7 @@ def examine_clipping(
                     found.append(_finding(trial, judged.far, replay.sizes))
             asked += 1
     if unshown.count and not found:
-        return Answer(reason=NOT_SHOWN)
+        return Answer(reason=Reason.NOT_SHOWN)
     why = SHIFTED if shifted else replay.why_none("crafted gradient")
     kind = clipping_kind(replay, given.run, count, seed, tolerated) if found else ""
     return Answer(asked, tuple(found), "" if asked else why, kind=kind)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_audit.checks.replay_findings import NO_ROOM
+from lightning_audit.checks.replay_findings import Reason
 
 _log = logging.getLogger(__name__)
 
@@ -206,4 +206,4 @@ def no_room(error: BaseException) -> str:
         return ""
     found = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", str(error))
     _log.warning("a replay needs %s more memory than is free", found[1] if found else "some")
-    return NO_ROOM
+    return Reason.NO_ROOM

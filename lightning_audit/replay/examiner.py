@@ -25,17 +25,7 @@ from lightning_audit.checks.replay import (
     Answer,
     tolerance_of,
 )
-from lightning_audit.checks.replay_findings import (
-    ACCUMULATED,
-    NO_ROOM,
-    NO_ROWS,
-    NONE_LEFT,
-    NOT_SHOWN,
-    OTHER_ROWS,
-    SEEDED,
-    TOO_SMALL,
-    Finding,
-)
+from lightning_audit.checks.replay_findings import Finding, Reason
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import raised_in_audit, undoing
@@ -80,18 +70,12 @@ from lightning_audit.replay.training_state import (
 LEAST_RECORDS = 3
 
 #: Reasons why a step is not examined.
-CANNOT_REPLAY = "the step cannot be replayed"
-NO_STEP = "the batch makes no step"
 _UNKNOWN = (
     "a batch needs tensors of one length with the records first, in tuples, named tuples, lists or "
     "dicts, and lists of strings or numbers; give others in another form by collate_fn"
 )
 _UNSEEN = "no batch of the step was seen; show your own by audit.batches(...)"
-NOT_REPEATED = (
-    "the step, repeated from the same state, gives other bits: it keeps state that a replay cannot "
-    "restore, draws random numbers that cannot be seeded, or is not deterministic"
-)
-OTHER_STEP = (
+_OTHER_STEP = (
     "with the same batch and random numbers, it does not give the same weights: what the loop "
     "iterates may change the batches, or train on earlier ones"
 )
@@ -168,7 +152,7 @@ def _of_views(asked: Asked) -> str:
     """Return why rows of a batch are no records, as views that are collated, or empty."""
     replay, batches = asked.replay, asked.batches
     collated = replay.views > 1 and replay.usual(batches, asked.seed).rows < sum(map(rows, batches))
-    return OTHER_ROWS if collated else ""
+    return Reason.OTHER_ROWS if collated else ""
 
 
 def _release(asked: Asked) -> Answer:
@@ -221,7 +205,7 @@ def _not_alone(asked: Asked) -> str:
     """Return why a physical batch cannot be replayed alone, or empty."""
     if len(asked.batches) == 1 or asked.replay.skips:
         return ""
-    return ACCUMULATED
+    return Reason.ACCUMULATED
 
 
 #: The question of all records at once, which the check of single ones answers.
@@ -276,11 +260,11 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
         if name not in names:
             continue
         reason = reason or replay.lost
-        late = "" if replay.has_left(_LEAST.get(name, 1)) else NONE_LEFT
+        late = "" if replay.has_left(_LEAST.get(name, 1)) else Reason.NONE_LEFT
         answer = Answer(reason=reason or late)
         while not (reason or late):
             answer = _unless_full(question, asked)
-            if answer.reason != NO_ROOM or (fewer := _fewer(asked)) is None:
+            if answer.reason != Reason.NO_ROOM or (fewer := _fewer(asked)) is None:
                 break
             asked = fewer
         answers[name] = answer
@@ -353,7 +337,7 @@ def _prepared(asked: Asked) -> tuple[Asked, str]:
             asked = fewer
     while True:
         reason = _unless_full(_unfit, asked).reason
-        if reason != NO_ROOM or (fewer := _fewer(asked)) is None:
+        if reason != Reason.NO_ROOM or (fewer := _fewer(asked)) is None:
             break
         asked = fewer
     if reason:
@@ -415,19 +399,19 @@ def _unfit(asked: Asked) -> Answer:
         unseen = all(batch is None for batch in asked.batches)
         return Answer(reason=_UNSEEN if unseen else _UNKNOWN)
     if most < LEAST_RECORDS:
-        return Answer(reason=TOO_SMALL)
+        return Answer(reason=Reason.TOO_SMALL)
     base, reason = asked.replay.usual(asked.batches, asked.seed), ""
     if base.error:
-        reason = f"{CANNOT_REPLAY} ({base.error}, {base.where})"
+        reason = f"the step cannot be replayed ({base.error}, {base.where})"
     elif not base.releases:
-        reason = NO_STEP
+        reason = Reason.NO_STEP
     elif len(base.releases) > 1:
         reason = "the batch makes several steps"
     elif not base.sure:
-        reason = NOT_SHOWN
+        reason = Reason.NOT_SHOWN
     elif not base.is_finite:
         reason = "the step's release is not finite"
-    return Answer(reason=reason)
+    return Answer(reason=reason, repeated=bool(base.releases) and not base.error)
 
 
 def _unsteady(asked: Asked) -> Answer:
@@ -440,7 +424,9 @@ def _unsteady(asked: Asked) -> Answer:
     base.after = {}
     if not same:
         lacking = "; ".join(replay.steady.lacking[:_NAMED])
-        return Answer(reason=_UNSTEADY.format(lacking=lacking) if lacking else NOT_REPEATED)
+        if lacking:
+            return Answer(reason=_UNSTEADY.format(lacking=lacking))
+        return Answer(reason=Reason.NOT_REPEATED, repeated=False)
     # A norm that depends on random numbers is no unit of releases.
     steady = base.stated == 1.0 or (base.stated == replay.run(batches, seed + _OTHER_SEED).stated)
     return Answer(reason="" if steady else _RANDOM_NORM)
@@ -460,7 +446,7 @@ _ONE_AT_A_TIME = threading.Lock()
 _ANOTHER = "another examination is under way in this process; train more steps"
 _THREAD = "thread {thread!r} of this process computes with torch or NumPy; let it wait, or end it"
 #: Reasons for which no step of a training answers a question.
-_LASTING = (NO_ROOM, NO_ROWS)
+_LASTING = (Reason.NO_ROOM, Reason.NO_ROWS)
 _MOVED = (
     "a step was replayed and gave other bits: state that a replay cannot restore may have changed, "
     "and the training with it"
@@ -506,8 +492,8 @@ class UserStep(Protocol):
     def whole(self) -> bool:
         """Whether the replays of a step run all of it, also what follows the update."""
 
-    def doubt(self, reason: str) -> str:
-        """Return why no question is answered, given the reason that a replay gave."""
+    def doubt(self, reason: str, repeated: bool) -> str:
+        """Return why no question is answered, given the reason, and whether the step ran again."""
 
     def roots(self) -> list[object]:
         """Return the objects that a step may change."""
@@ -622,7 +608,7 @@ class Examined:
             return ()
         if len(self.unanswered) == len(self.answers):
             return self.unanswered
-        return tuple(n for n, answer in self.answers.items() if answer.reason == SEEDED)
+        return tuple(n for n, answer in self.answers.items() if answer.reason == Reason.SEEDED)
 
 
 @dataclass(frozen=True)
@@ -725,7 +711,7 @@ def _examined(order: _Order, params: Iterable[torch.Tensor]) -> Examined:
 def _here(order: _Order) -> Examined:
     """Examine the step in the training's own process."""
     found = _in_the_fork(order)
-    if any(answer.reason == NOT_REPEATED for answer in found.answers.values()):
+    if any(answer.reason == Reason.NOT_REPEATED for answer in found.answers.values()):
         found = replace(found, notes=(*found.notes, _MOVED), ends=True)
     for note in found.notes:
         _log.warning(note)
@@ -766,7 +752,7 @@ def _answered(
         level=order.level,
     )
     if not user.sure and not _repeats(order, replay):
-        return _none(names, OTHER_STEP)
+        return _none(names, _OTHER_STEP, repeated=False)
     low = user.precision not in _FULL_PRECISION
     asked = Asked(
         *(replay, taken.batches, order.seed, low),
@@ -785,8 +771,8 @@ def _answered(
         answers,
         steps=replay.steps,
         step_times=(clock() - work) / max(replay.step_seconds, 1e-9),
-        late=tuple(name for name, answer in answers.items() if answer.reason == NONE_LEFT),
-        waits=int(all(answer.reason == TOO_SMALL for answer in answers.values())),
+        late=tuple(name for name, answer in answers.items() if answer.reason == Reason.NONE_LEFT),
+        waits=int(all(answer.reason == Reason.TOO_SMALL for answer in answers.values())),
         ends=bool(replay.stopped),
         logged=logged,
         notes=tuple(notes),
@@ -828,8 +814,8 @@ def _repeats(order: _Order, replay: StepReplay) -> bool:
     return ends.distance(again) <= rounding < again.distance(other)
 
 
-def _none(names: Collection[str], reason: str) -> Examined:
-    return Examined({name: Answer(reason=reason) for name in names})
+def _none(names: Collection[str], reason: str, *, repeated: bool = True) -> Examined:
+    return Examined({name: Answer(reason=reason, repeated=repeated) for name in names})
 
 
 # --- The schedule of a training's examinations, and their time budget.

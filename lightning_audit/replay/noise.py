@@ -17,7 +17,7 @@ import torch
 
 from lightning_audit.canaries.inputs import rows
 from lightning_audit.checks.replay import Answer
-from lightning_audit.checks.replay_findings import NOISE_ON_WEIGHTS, SEEDED
+from lightning_audit.checks.replay_findings import Reason
 from lightning_audit.checks.replayed_noise import (
     CERTAIN,
     EARLIER,
@@ -257,7 +257,7 @@ class _Examination:
             once = self._replay.starts_before
             if not once and (seed := self._small_seed(first)):
                 return self._told({SEED: Seen(CERTAIN, f"it is that of {seed}")}, len(draws))
-            return Answer(reason=SEEDED)
+            return Answer(reason=Reason.SEEDED)
         plain = self._small_sum()
         if draws.lattice:
             self._draw(draws, MORE_DRAWS - len(draws), begin=len(draws))
@@ -276,7 +276,7 @@ class _Examination:
             of_records = self._along_the_sum(len(draws))
         missing = self._missing(draws, sum_of_rows)
         if missing.log_e > 0.0 and self._is_on_weights(self._still(draws)):
-            return Answer(reason=NOISE_ON_WEIGHTS)
+            return Answer(reason=Reason.NOISE_ON_WEIGHTS)
         seen |= {MISSING: missing, OF_RECORDS: of_records or NOTHING}
         kept = None
         if gain is not None:

@@ -31,13 +31,7 @@ from torch.utils import _pytree
 
 from lightning_audit.canaries.inputs import copies, leaves, rows, taken
 from lightning_audit.checks.replay import Answer
-from lightning_audit.checks.replay_findings import (
-    ACCUMULATED,
-    NO_RECORD,
-    NOT_SHOWN,
-    OTHER_ROWS,
-    Finding,
-)
+from lightning_audit.checks.replay_findings import Finding, Reason
 from lightning_audit.replay.releases import hidden_by_noise, on_a_lattice, rounding, too_coarse
 from lightning_audit.replay.step_replay import (
     Replay,
@@ -371,7 +365,7 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
     made = first.rows
     if not made or made % rows(batch) or second.rows != made:
         none = "" if made else why_no_rows(first, made, by_opacus=replay.clips_by_opacus)
-        return Answer(reason=none or OTHER_ROWS)
+        return Answer(reason=none or Reason.OTHER_ROWS)
     same = count * made // rows(batch)
     change = change_between(first, second, same, tolerated)
     if change is None:
@@ -620,9 +614,9 @@ class _Examination:
     def answer(self) -> Answer:
         """Return the result."""
         if self._unshown.count and not self._found:
-            return Answer(reason=NOT_SHOWN)
+            return Answer(reason=Reason.NOT_SHOWN)
         if self._asked and not self._moves:
-            return Answer(reason=NO_RECORD)
+            return Answer(reason=Reason.NO_RECORD)
         why = SHIFTED if self._shifted else self._replay.why_none("neighbor of the batch")
         found = sorted(self._found, key=lambda finding: -finding.size)
         return Answer(self._asked, tuple(found), "" if self._asked else why)
@@ -773,7 +767,7 @@ def examine_factors(
     base = replay.usual(batches, seed)
     reason = why_no_rows(base, count, by_opacus=replay.clips_by_opacus)
     if reason or len(batches) > 1 or replay.skips:
-        return Answer(reason=reason or ACCUMULATED)
+        return Answer(reason=reason or Reason.ACCUMULATED)
     if size < count + _FEW_ROWS:
         return Answer(reason="a gradient has fewer entries than the batch has records")
     none = torch.zeros(1, size)

@@ -17,13 +17,7 @@ from torch.utils import _pytree
 
 from lightning_audit.canaries.inputs import leaves, rows, taken
 from lightning_audit.checks.replay import Answer
-from lightning_audit.checks.replay_findings import (
-    ADAPTS,
-    NOISED_BESIDE,
-    OVERWRITTEN,
-    OWN_MEMORY,
-    Finding,
-)
+from lightning_audit.checks.replay_findings import Finding, Reason
 from lightning_audit.replay.records import SHIFTED, within_range
 from lightning_audit.replay.releases import hidden_by_noise
 from lightning_audit.replay.step_replay import (
@@ -67,7 +61,7 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
         records of the batch, or of its last part.
     """
     if replay.adapts:
-        return Answer(reason=ADAPTS)
+        return Answer(reason=Reason.ADAPTS)
     base = replay.usual(batches, seed)
     first = replay.followed(batches, seed)
     if first.error:
@@ -120,11 +114,11 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
         if any(mine != theirs for mine, theirs in numbers):
             divided = divided and _divided(first, other, numbers)
     if found and hidden:
-        return Answer(reason=NOISED_BESIDE)
+        return Answer(reason=Reason.NOISED_BESIDE)
     if found and _is_overwritten(replay, (batches, shown), seed, base):
-        return Answer(reason=OVERWRITTEN)
+        return Answer(reason=Reason.OVERWRITTEN)
     if found and _is_own_memory(replay, batches, seed, base):
-        return Answer(reason=OWN_MEMORY)
+        return Answer(reason=Reason.OWN_MEMORY)
     why = SHIFTED if shifted else replay.why_none("neighbor of the batch")
     alone = bool(asked) and not found and replay.has_left(2)
     alone = alone and not differing(first, draw(1), base)

@@ -14,7 +14,7 @@ from functools import reduce
 import torch
 from scipy import special
 
-from lightning_audit.checks.replay_findings import TOO_COARSE
+from lightning_audit.checks.replay_findings import Reason
 
 #: Number of entries that are held in double precision at once.
 _AT_ONCE = 2**22
@@ -141,7 +141,7 @@ def too_coarse(rounding: float, tolerated: float) -> str:
         rounding: norm of the rounding of a difference, in units of the clipping norm.
         tolerated: tolerated excess of a sensitivity over 1.
     """
-    return "" if math.hypot(1.0, rounding) - 1.0 <= tolerated else TOO_COARSE
+    return "" if math.hypot(1.0, rounding) - 1.0 <= tolerated else Reason.TOO_COARSE
 
 
 def independent(one: torch.Tensor, other: torch.Tensor) -> bool:

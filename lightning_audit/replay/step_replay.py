@@ -24,13 +24,7 @@ import torch
 from torch.nn.modules.dropout import _DropoutNd
 
 from lightning_audit.canaries.inputs import rows, taken
-from lightning_audit.checks.replay_findings import (
-    IN_PARTS,
-    NO_ROWS,
-    NONE_LEFT,
-    NOT_CALLED,
-    OTHER_ROWS,
-)
+from lightning_audit.checks.replay_findings import Reason
 from lightning_audit.dpsgd.adapters import divisor_at_cut, watch_cut
 from lightning_audit.dpsgd.hand_over import diverted
 from lightning_audit.dpsgd.opacus import private_optimizer
@@ -485,7 +479,7 @@ class StepReplay:
         """
         self.state.shared.look()
         if self.stopped or not self.has_left(1 + bool(then)):
-            raise Stopped(self.stopped or NONE_LEFT)
+            raise Stopped(self.stopped or Reason.NONE_LEFT)
         self.steps += 1 + bool(then)
         found, self._later, self._keep = Replay(shown=self.clips_by_opacus), False, keep
         places = RandomPlaces(self.state, seed, found, others)
@@ -607,7 +601,7 @@ class StepReplay:
 
     def why_none(self, what: str) -> str:
         """Return why nothing was replayed."""
-        return f"no {what} could be replayed" if self.has_left(2) else NONE_LEFT
+        return f"no {what} could be replayed" if self.has_left(2) else Reason.NONE_LEFT
 
     def fits(self, records: int) -> bool:
         """Return whether per-sample gradients of a number of records fit into `room`."""
@@ -908,11 +902,11 @@ def why_no_rows(usual: Replay, count: int, *, by_opacus: bool) -> str:
     """
     if not usual.rows:  # a loop over samples calls `rows`, which counts as a part
         by_parts = by_opacus or usual.parts
-        return NO_ROWS if by_parts else NOT_CALLED
+        return Reason.NO_ROWS if by_parts else Reason.NOT_CALLED
     if usual.rows != count:
-        return OTHER_ROWS
+        return Reason.OTHER_ROWS
     if usual.parts > 1 and by_opacus:
-        return IN_PARTS
+        return Reason.IN_PARTS
     return ""
 
 

@@ -417,8 +417,7 @@ def not_examined(report: AuditReport) -> list[tuple[str, Markup]]:
     reasons: dict[str, list[str]] = {}
     for check in report.checks:
         if check.status == "not_run":
-            reason = check.message.removeprefix("not tested: ").removeprefix("not asked: ")
-            titles = reasons.setdefault(reason, [])
+            titles = reasons.setdefault(check.message, [])
             title = _with_owner(heading(check), check)
             titles.append(inner(title) if titles else title)
     return [(listed(titles), marked(sentence(reason))) for reason, titles in reasons.items()]

@@ -675,7 +675,7 @@ def _not_examined(report: AuditReport, lines: int) -> str:
     names += ["what is before the step"] * bool(before)
     if not names:
         return "no check was left out" if report.checks else "everything"
-    reasons = {check.message.partition(": ")[2] or check.message for check in left} | {*before}
+    reasons = {check.message for check in left} | {*before}
     why = f" ({next(iter(reasons))})" if len(reasons) == 1 else ""
     for reason in (why, ""):
         for count in range(len(names), 0, -1):

@@ -413,6 +413,8 @@ class CheckResult:
         follows_from: of a violated check, the finding whose fault explains it; empty where it is a
             finding itself.
         log_e_threshold: ``log_e_value`` at which it flags; None for a deterministic one.
+        reason: name of the reason for which it was not run, see `checks.replay_findings`; empty
+            if it was run, or for a reason without a name.
     """
 
     name: str
@@ -426,6 +428,7 @@ class CheckResult:
     optimizer: str = ""
     follows_from: str = ""
     log_e_threshold: float | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True)

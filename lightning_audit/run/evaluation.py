@@ -41,7 +41,7 @@ from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise import NOISE_MEAN, equal_noise_result
 from lightning_audit.checks.opacus import chance_of_empty, opacus_result
 from lightning_audit.checks.randomness import noise_shared_result
-from lightning_audit.checks.replay_findings import ONE_NUMBER, SEEDED
+from lightning_audit.checks.replay_findings import Reason, not_asked
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.checks.sampling import (
     Promise,
@@ -191,7 +191,7 @@ def _own_results(place: int, session: AuditSession, facts: RunFacts) -> list[Che
     checks = facts.earlier.joined(place, checks, session.monitor.significance)
     if facts.examined.one_number:
         checks = [
-            REGISTRY[check.name].not_run(f"not tested: {ONE_NUMBER}")
+            not_asked(REGISTRY[check.name], Reason.ONE_NUMBER)
             if check.status == "violated" and REGISTRY[check.name].group in _OF_NOISE
             else check
             for check in checks
@@ -231,7 +231,7 @@ def _results_of_run(
         checks.append(noise_shared_result(len(set(begun)) < len(begun)))
     examined = facts.examined.results(config.significance)
     if any("seeded" in session.between.found for session in sessions):
-        void = REPLAY_NOISE.not_run(f"not tested: {SEEDED}")
+        void = not_asked(REPLAY_NOISE, Reason.SEEDED)
         examined = [void if c.name == void.name and c.status == "ok" else c for c in examined]
     checks += examined
     attention = mixing_attention(facts.code.module) if facts.code else ""

@@ -18,7 +18,7 @@ from lightning_audit.checks.replay import (
     REPLAY_RELEASE,
     Answer,
 )
-from lightning_audit.checks.replay_findings import OFF, ONE_NUMBER, RANKS, SEVERAL
+from lightning_audit.checks.replay_findings import Reason
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.protocol import StepClaim
@@ -74,7 +74,7 @@ class Examinations:
         self.earlier: Any = None
         wanted = 0 if ranks.several else config.examinations
         if not wanted:
-            self._log.off = RANKS if ranks.several else OFF
+            self._log.off = Reason.RANKS if ranks.several else Reason.OFF
         #: The training before that step; None if it was not kept.
         self._before: TrainingState | None = None
         #: Chooses the next step.
@@ -201,7 +201,7 @@ class Examinations:
             )
         answers = found.answers
         if found.one_number:
-            answers = {name: Answer(reason=ONE_NUMBER) for name in answers}
+            answers = {name: Answer(reason=Reason.ONE_NUMBER) for name in answers}
             self._log.one_number = True
         if found.waits:
             self._log.off = next((answer.reason for answer in answers.values()), "")
@@ -209,9 +209,9 @@ class Examinations:
             self.schedule.postpone(steps + max(found.waits - 1, steps * (found.waits > 1)))
             return
         self._log.off, self.whole = "", found.whole
-        reasons = {answer.reason for answer in answers.values()}
-        if len(reasons) == 1 and not self._answered and (reason := reasons.pop()):
-            answers = dict.fromkeys(answers, Answer(reason=user.doubt(reason)))
+        same = {(answer.reason, answer.repeated) for answer in answers.values()}
+        if len(same) == 1 and not self._answered and (why := same.pop())[0]:
+            answers = dict.fromkeys(answers, Answer(reason=user.doubt(*why)))
         self.schedule.note(
             steps,
             names,
@@ -270,7 +270,7 @@ class Examinations:
         """Return the session of the only private optimizer; None if there are several or none."""
         sessions = self._optimizers.sessions
         if len(sessions) > 1:
-            self._log.off = self._log.off or SEVERAL
+            self._log.off = self._log.off or Reason.SEVERAL
             self.schedule.end()
         return sessions[0] if len(sessions) == 1 else None
 

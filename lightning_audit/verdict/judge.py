@@ -127,8 +127,7 @@ def describe_examined(checks: Iterable[CheckResult]) -> str:
     reasons: dict[str, list[str]] = {}
     for name, check in by_name.items():
         if name not in asked:
-            reason = check.message.removeprefix("not asked: ")
-            reasons.setdefault(reason, []).append(name.removeprefix("replay."))
+            reasons.setdefault(check.message, []).append(name.removeprefix("replay."))
     unseen = [f"{', '.join(names)} ({why})" for why, names in reasons.items()]
     if COUPLING.name in asked and (why := asked[COUPLING.name].evidence.get("before")):
         unseen.append(f"what is before the step ({why})")

@@ -46,7 +46,7 @@ def test_a_private_check_without_violation_shows_no_number(check, status):
 
 
 def test_a_reason_without_a_number_is_kept_and_one_with_a_setting_too():
-    for text in ("not asked: the batch is too small", "not asked: set examinations=1"):
+    for text in ("the batch is too small", "set examinations=1"):
         found = dataclasses.replace(result("coupling", "not_run"), message=text)
         assert shown(found, SIGNIFICANCE).message == text
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import pickle
+from dataclasses import replace
 
 import pytest
 from declared import fault_of
@@ -18,24 +20,8 @@ from lightning_audit.checks.replay import (
     ExaminationLog,
     tolerance_of,
 )
-from lightning_audit.checks.replay_findings import (
-    ACCUMULATED,
-    ADAPTS,
-    IN_PARTS,
-    NO_ROOM,
-    NO_ROWS,
-    NONE_LEFT,
-    NOT_EXAMINED,
-    NOT_SHOWN,
-    OFF,
-    OTHER_ROWS,
-    RANKS,
-    SEVERAL,
-    TOO_COARSE,
-    TOO_SMALL,
-    Finding,
-    unanswered,
-)
+from lightning_audit.checks.replay_findings import _ELSE as FIX
+from lightning_audit.checks.replay_findings import Finding, Reason, not_asked, unanswered
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 
 # --- A record's gradient that changes beside others is a violation, and what is right is not told.
@@ -69,9 +55,9 @@ def test_low_precision_rounds_more():
 @pytest.mark.parametrize(
     ("reason", "off", "message"),
     [
-        ("", "", "not asked: no step was examined"),
-        ("", "examinations=0", "not asked: examinations=0"),
-        ("the batch cannot be copied", "", "not asked: the batch cannot be copied"),
+        ("", "", "no step was examined"),
+        ("", "examinations=0", "examinations=0"),
+        ("the batch cannot be copied", "", "the batch cannot be copied"),
     ],
 )
 def test_nothing_compared_is_not_run_and_says_why(reason, off, message):
@@ -90,7 +76,7 @@ def test_before_anything_is_asked_no_check_ran_and_each_says_why():
     log = ExaminationLog(off="examinations=0")
     assert [found.name for found in log.results(0.05)] == [*REPLAY_CHECKS, REPLAY_NOISE.name]
     for found in log.results(0.05):
-        assert (found.status, found.message) == ("not_run", "not asked: examinations=0")
+        assert (found.status, found.message) == ("not_run", "examinations=0")
         assert not found.evidence
 
 
@@ -137,13 +123,13 @@ def test_a_size_without_end_has_none():
 def test_a_reason_stays_with_its_question():
     log = ExaminationLog()
     log.take(0, {"replay.release": Answer(reason="too small"), "replay.clipping": Answer(3)})
-    assert result(log, "replay.release").message == "not asked: too small"
+    assert result(log, "replay.release").message == "too small"
     assert result(log, "replay.clipping").status == "ok"
 
 
 def test_a_microbatch_that_shares_a_clip_is_said():
     log = ExaminationLog()
-    log.take(0, {"replay.clipping": Answer(reason=OTHER_ROWS)})
+    log.take(0, {"replay.clipping": Answer(reason=Reason.OTHER_ROWS)})
     assert "a microbatch that shares a clip" in unanswered(result(log, "replay.clipping"))
 
 
@@ -186,27 +172,25 @@ def test_records_that_are_coupled_explain_what_their_replays_show():
         assert set(group("replay")) <= set(entailed(rule))
 
 
-@pytest.mark.parametrize("check", [*ALL, REPLAY_NOISE, COUPLING], ids=lambda check: check.name)
-def test_a_question_that_can_still_be_asked_stands_in_the_way_of_a_pass(check):
-    blocker = check.blocks(check.not_run(f"not asked: {NONE_LEFT}"))
-    assert blocker.startswith(f"{check.name}: not examined yet")
-    assert "10 more steps" in blocker
+#: Reasons that a pass may have: they last although a training is correct, or are a choice.
+LASTING = (
+    *(Reason.OFF, Reason.RANKS, Reason.SEVERAL, Reason.TOO_SMALL, Reason.NO_ROOM),
+    *(Reason.NO_ROWS, Reason.IN_PARTS, Reason.ACCUMULATED, Reason.ADAPTS, Reason.TOO_COARSE),
+)
 
 
 @pytest.mark.parametrize("check", [*ALL, REPLAY_NOISE, COUPLING], ids=lambda check: check.name)
-def test_every_reason_stands_in_the_way_of_a_pass_but_those_that_last(check):
-    assert check.blocks is not None
-    lasting = (OFF, RANKS, SEVERAL, TOO_SMALL, NO_ROOM, NO_ROWS, IN_PARTS, ACCUMULATED, ADAPTS)
-    for reason in (*lasting, TOO_COARSE):
-        assert not check.blocks(check.not_run(f"not asked: {reason}")), reason
-    for reason in (
-        NOT_EXAMINED,
-        NOT_SHOWN,
-        "thread 'mine' of this process computes",
-        "the training holds an iterator (zip), which cannot be restored",
-        f"{NO_ROOM} or so",
-    ):
-        blocker = check.blocks(check.not_run(f"not asked: {reason}"))
-        assert blocker.startswith(f"{check.name}: ")
-        assert len(blocker) > len(check.name) + 20
-    assert "allow=" in check.blocks(check.not_run("not asked: RuntimeError"))
+def test_every_reason_prevents_a_pass_but_those_that_last(check):
+    assert {reason for reason in Reason if not check.blocks(not_asked(check, reason))} == {*LASTING}
+    # The sentence alone, as of one training or of an edited report, is no reason that lasts.
+    for text in ("RuntimeError", "a thread of this process computes", str(Reason.NO_ROOM)):
+        assert check.blocks(not_asked(check, text)) == f"{text}; {FIX}"
+    assert "10 more steps" in check.blocks(not_asked(check, Reason.NONE_LEFT))
+    assert not check.blocks(replace(not_asked(check, Reason.NONE_LEFT), status="ok"))
+
+
+def test_a_reason_is_its_text_and_keeps_its_name_in_a_report():
+    found = not_asked(COUPLING, Reason.NO_ROWS)
+    assert (found.message, found.reason) == (Reason.NO_ROWS.value, "NO_ROWS")
+    assert type(found.message) is str
+    assert pickle.loads(pickle.dumps(Reason.NO_ROWS)) is Reason.NO_ROWS

@@ -265,8 +265,8 @@ def test_one_look_alone_is_sure_at_one_in_a_thousand():
 def test_without_a_look_it_says_why():
     log = NoiseLog()
     log.take(0, None, "no noise is claimed")
-    assert log.result(0.05, "examinations=0").message == "not asked: no noise is claimed"
-    assert NoiseLog().result(0.05, "examinations=0").message == "not asked: examinations=0"
+    assert log.result(0.05, "examinations=0").message == "no noise is claimed"
+    assert NoiseLog().result(0.05, "examinations=0").message == "examinations=0"
 
 
 # --- Numbers that come twice are told from numbers that agree by chance, on lattices too.

@@ -305,7 +305,7 @@ def test_the_step_says_why_it_cannot_be_run_again():
         step.take(["z"])
     sure = LoopStep(None, [], "32-true", [], lambda batch: None)
     assert sure.obstacle() == ""
-    assert sure.doubt(why := "the step cannot be replayed (x)") == why
+    assert sure.doubt(why := "the batch makes no step", False) == why
 
 
 def test_a_pass_returns_the_names_that_it_binds():

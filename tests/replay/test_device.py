@@ -22,8 +22,9 @@ from torch.nn import functional
 from training_support import PrivateModule, random_data, trainer_for
 
 from lightning_audit import PrivacyAudit
+from lightning_audit.checks.replay_findings import Reason
 from lightning_audit.replay import examiner, step_replay
-from lightning_audit.replay.device import NO_ROOM, CountedDraws, SteadyKernels, no_room
+from lightning_audit.replay.device import CountedDraws, SteadyKernels, no_room
 from lightning_audit.replay.examiner import ANSWERED
 from lightning_audit.replay.releases import Release
 from lightning_audit.replay.step_replay import StepReplay
@@ -268,9 +269,9 @@ def test_full_memory_in_a_replay_is_an_answer(tmp_path, monkeypatch, part, caplo
 
 
 def test_only_full_memory_is_taken_for_it(caplog):
-    assert no_room(torch.OutOfMemoryError("Tried to allocate 12.00 GiB. GPU 0")) == NO_ROOM
+    assert no_room(torch.OutOfMemoryError("Tried to allocate 12.00 GiB. GPU 0")) == Reason.NO_ROOM
     assert "12.00 GiB" in caplog.text
-    assert no_room(RuntimeError("DefaultCPUAllocator: can't allocate memory")) == NO_ROOM
+    assert no_room(RuntimeError("DefaultCPUAllocator: can't allocate memory")) == Reason.NO_ROOM
     assert no_room(ValueError()) == no_room(RuntimeError("shapes")) == ""
 
 

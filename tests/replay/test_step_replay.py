@@ -16,7 +16,7 @@ from plain_step import PlainStep
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_audit.checks.check import OF_REPLAYS, shares
-from lightning_audit.checks.replay_findings import NOT_CALLED
+from lightning_audit.checks.replay_findings import Reason
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.replay.releases import Release, hidden_by_noise, on_a_lattice, too_coarse
 from lightning_audit.replay.step_replay import (
@@ -325,7 +325,7 @@ def test_why_no_rows_can_be_put_in():
     none = "no per-sample gradients of a batch are formed"
     assert why_no_rows(Replay(), 8, by_opacus=True) == none
     assert why_no_rows(Replay(parts=1), 8, by_opacus=False) == none  # a loop over samples
-    assert why_no_rows(Replay(), 8, by_opacus=False) == NOT_CALLED
+    assert why_no_rows(Replay(), 8, by_opacus=False) == Reason.NOT_CALLED
     doubled = why_no_rows(Replay(rows=16, parts=1), 8, by_opacus=True)
     assert doubled == "the number of clipped gradients per record is not one"
     parts = Replay(rows=8, parts=2)
