@@ -113,7 +113,7 @@ def inner(text: str) -> str:
         >>> inner("No noise is added."), inner("DPOptimizer differs"), inner("Opacus' own")
         ('no noise is added', 'DPOptimizer differs', "Opacus' own")
     """
-    text = seen(text).rstrip().removesuffix(".")
+    text = seen(text).rstrip(" .")
     first = text.split(" ", 1)[0]
     is_name = any(c.isupper() for c in first[1:]) or first.startswith(("Opacus", "Poisson"))
     return text if is_name else text[:1].lower() + text[1:]

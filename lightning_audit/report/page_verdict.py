@@ -54,7 +54,7 @@ def meaning(report: AuditReport, seen: TrainingsSeen) -> str:
     """Return what the verdict means, in one or two sentences below it."""
     verdict = report.verdict
     if verdict.outcome == "PASS":
-        return sentence(verdict.summary.partition("; ")[2])
+        return sentence(verdict.summary)
     if verdict.outcome == "INCONCLUSIVE":
         return "The claim is neither confirmed nor refuted. What a pass needs is listed below."
     return (

@@ -152,10 +152,16 @@ _LIVE = 0.5
 #: Number of missing steps from which none is stated.
 MOST_STEPS = 10**6
 #: Blocker of a training whose epsilon is unknown, and the verdict's words for it.
-NOT_COUNTED = (
+NOT_COUNTED = PassBlocker(
+    "run",
     "no accountant counts the steps, so that no epsilon is known; attach an accountant, "
     "optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(sample_rate)), or state "
-    "claim=PrivacyClaim(sample_rate=...)"
+    "claim=PrivacyClaim(sample_rate=...)",
+)
+_NOT_CHECKED = PassBlocker(
+    "run",
+    "the sample rate is unknown, so the claimed epsilon cannot be checked; state it as "
+    "claim=PrivacyClaim(sample_rate=...) or attach an accountant",
 )
 _NO_EPSILON = "no epsilon is known, because no accountant counts the steps"
 #: Blocker of a training of which no step was read, and of one without a private optimizer.
@@ -283,18 +289,12 @@ def blockers_of_run(
         complete: whether the training has ended without a failure.
         mechanism_alone: whether no epsilon is computed, by the claim's `noise_coefficients`.
     """
-    of_run = list(others)
-    if not complete and not of_run:
-        of_run.append(NOT_ENDED)
+    blockers = [PassBlocker("run", text) for text in others]
+    if not complete and not blockers:
+        blockers.append(PassBlocker("run", NOT_ENDED))
     stepped = not any(c.name == NO_DP.name and c.status == "not_run" for c in checks)
     if epsilon_spent is None and not mechanism_alone and stepped:
-        of_run.append(
-            NOT_COUNTED
-            if settings.claimed_epsilon is None
-            else "the sample rate is unknown, so the claimed epsilon cannot be checked; state it "
-            "as claim=PrivacyClaim(sample_rate=...) or attach an accountant"
-        )
-    blockers = [PassBlocker("run", text) for text in of_run]
+        blockers.append(NOT_COUNTED if settings.claimed_epsilon is None else _NOT_CHECKED)
     found: dict[str, list[str]] = {}
     for name, known in REGISTRY.items():
         if known.blocks is not None and name not in settings.allow:
@@ -748,7 +748,7 @@ def judge(
             "INCONCLUSIVE",
             None,
             _NO_EPSILON
-            if any(blocker.sentence == NOT_COUNTED for blocker in blockers)
+            if NOT_COUNTED in blockers
             else "; ".join([more, *[describe_examined(checks)] * lost]),
             advice="resolve the items under Missing; on_inconclusive='raise' makes such a run fail",
             pass_blockers=tuple(blocker.sentence for blocker in blockers),

@@ -169,7 +169,7 @@ def test_every_epoch_leaves_a_report_that_is_not_complete(tmp_path, audited):
 
 def test_training_without_accountant_is_audited_and_the_note_says_so(audited):
     report = audited(HandBuilt())
-    assert report.verdict.pass_blockers == (NOT_COUNTED,)
+    assert report.verdict.pass_blockers == (NOT_COUNTED.sentence,)
     assert any("no accountant" in note for note in report.notes)
     assert (report.claimed_epsilon, report.epsilon_spent) == (None, None)
     assert status(report, "accounting") == "not_run"
