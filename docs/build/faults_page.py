@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from lightning_audit.testing.faults import FAULTS, Fault
+from lightning_audit.checks.check import REGISTRY, headlines
+from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.faults import FAULTS
 
 PAGE = Path(__file__).parents[1] / "faults.md"
 
@@ -22,43 +24,44 @@ that shows only when a training is resumed, are trained by
 `lightning_audit.testing.runs.train(FAULTS[name], directory)`, which also trains all others. `steps`
 are Lightning's, which count the parts of a batch that a batch memory manager splits.
 
-`tests/testing/test_faults.py` trains each fault for the given number of steps, and checks the
-finding and the first of `Verdict.faults`: its name, and how its sentence begins.
+`tests/testing/test_faults.py` trains each fault for the given number of steps, and checks the name
+of the first of `Verdict.faults`.
 
 ## Found
 
-| fault | what is wrong | met in | plant | steps | finding | likely fault | it begins |
-|---|---|---|---|---|---|---|---|
+| fault | what is wrong | met in | plant | steps | likely fault | in words |
+|---|---|---|---|---|---|---|
 """
 _WARNED = """
 ## Warnings
 
 These lose no privacy, so no gate fails: the check warns. The outcome is that of `module()`'s audit.
 
-| fault | what is wrong | met in | plant | steps | warning | its message begins | outcome |
+| fault | what is wrong | met in | plant | steps | warning | its message | outcome |
 |---|---|---|---|---|---|---|---|
 """
 _REMARKED = """
 ## Notes
 
-These lose no privacy either, and no check warns: the report has a note, or a check has a message.
+These lose no privacy either, and no check warns: the report has a note, or a check's result shows
+it.
 
-| fault | what is wrong | met in | plant | steps | check | it begins | outcome |
+| fault | what is wrong | met in | plant | steps | check | it says, or its evidence has | outcome |
 |---|---|---|---|---|---|---|---|
 """
 
 
 def markdown() -> str:
     """Return the page."""
-    known = FAULTS.values()
+    known, words = FAULTS.values(), headlines()
     found = [
-        (*_first(fault), *_how(fault), f"`{fault.likely}`", _sentence(fault))
-        for fault in known
-        if not fault.warn_only
+        (*_first(f), f"`{f.likely}`", f"{words[f.likely]}{f' ({f.reason})' if f.reason else ''}")
+        for f in known
+        if not f.warn_only
     ]
     warned, remarked = (
         [
-            (*_first(f), *_how(f), f.sentence, f.ends)
+            (*_first(f), f"`{f.check}`" if f.check else "a note", _shown(f), f.ends)
             for f in known
             if f.warn_only and f.remarked == only_remarked
         ]
@@ -67,16 +70,14 @@ def markdown() -> str:
     return _HEAD + _rows(found) + _WARNED + _rows(warned) + _REMARKED + _rows(remarked)
 
 
-def _how(fault: Fault) -> tuple[str, ...]:
-    return str(fault.steps), f"`{fault.check}`" if fault.check else "a note"
-
-
 def _first(fault: Fault) -> tuple[str, ...]:
-    return f"`{fault.name}`", fault.wrong, fault.met_in, "yes" if fault.optimizer else ""
+    planted = "yes" if fault.optimizer else ""
+    return f"`{fault.name}`", fault.wrong, fault.met_in, planted, str(fault.steps)
 
 
-def _sentence(fault: Fault) -> str:
-    return f"{fault.sentence} ({fault.reason})" if fault.reason else fault.sentence
+def _shown(fault: Fault) -> str:
+    key = f"`{fault.shows}`" if fault.shows else ""
+    return fault.sentence or key or REGISTRY[fault.check].heading(failed=True)
 
 
 def _rows(rows: Iterable[tuple[str, ...]]) -> str:

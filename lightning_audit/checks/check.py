@@ -632,18 +632,6 @@ def entailed(rule: FaultRule) -> tuple[str, ...]:
     return (*rule.explains, *(name for of in rule.explains_groups for name in group(of)))
 
 
-def teller(fault: str, name: str = "") -> tuple[Check, FaultRule] | None:
-    """Return the check that names a fault by itself, and its rule; None if there is none.
-
-    Args:
-        fault: its name.
-        name: of the check, if several name the fault; empty for the first one.
-    """
-    checks = [check for check in REGISTRY.values() if name in ("", check.name)]
-    told = ((check, rule) for check in checks for rule in check.faults)
-    return next(((check, rule) for check, rule in told if rule.name == fault), None)
-
-
 def headlines() -> dict[str, str]:
     """Return the headline of each fault, by its name.
 

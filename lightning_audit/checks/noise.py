@@ -556,6 +556,19 @@ NOISE_EXCESS = dataclasses.replace(
 
 #: Largest norm of a clipped sum over its number of terms that rounding explains.
 _ROUNDING = 1.05
+#: What the check says of noise that is larger, of sums that are too long, and of processes.
+MORE_NOISE = (
+    "too much noise: it is larger than claimed, or something else was added to the clipped sums; "
+    "that loses no privacy, but accuracy"
+)
+ADDED_IN_PARTS = (
+    "too much noise: clipped sums are longer than clipping allows, so noise is added before a sum "
+    "is complete, perhaps to each part of a split batch; that loses no privacy, but accuracy"
+)
+DRAWN_ALIKE = (
+    "too much noise: several of the processes draw the same noise, whose sum is larger than that "
+    "of independent draws; that loses no privacy, but accuracy"
+)
 _EXCESS_ADVICE = (
     "add the noise once a step, and compare its scale with noise_multiplier * max_grad_norm; "
     "momentum, or anything else that is added to the gradient before the update, looks like noise "
@@ -624,23 +637,10 @@ class NoiseExcess:
         if self._bounded and not clips:
             test = NOISE_EXCESS.test(self._significance)  # as if nothing had been observed
         if clips and self.sums_are_long and not self._test.violated:
-            return NOISE_EXCESS.judged(
-                {**evidence, "violated_at_step": self._long_at},
-                "",
-                "too much noise: clipped sums are longer than clipping allows, so noise is added "
-                "before a sum is complete, perhaps to each part of a split batch; that loses no "
-                "privacy, but accuracy",
-                _EXCESS_ADVICE,
-            )
-        return NOISE_EXCESS.result(
-            test,
-            NOISE_EXCESS.fine,
-            "too much noise: it is larger than claimed, or something else was added to the "
-            "clipped sums; that loses no privacy, but accuracy",
-            _EXCESS_ADVICE,
-            evidence,
-            lack,
-        )
+            seen = {**evidence, "violated_at_step": self._long_at}
+            return NOISE_EXCESS.judged(seen, "", ADDED_IN_PARTS, _EXCESS_ADVICE)
+        fine = NOISE_EXCESS.fine
+        return NOISE_EXCESS.result(test, fine, MORE_NOISE, _EXCESS_ADVICE, evidence, lack)
 
 
 def equal_noise_result(processes: int) -> CheckResult:
@@ -652,8 +652,7 @@ def equal_noise_result(processes: int) -> CheckResult:
     return NOISE_EXCESS.judged(
         {"processes": processes},
         "",
-        "too much noise: several of the processes draw the same noise, whose sum is larger than "
-        "that of independent draws; that loses no privacy, but accuracy",
+        DRAWN_ALIKE,
         "let one process add the noise, or seed the generator of each with its rank",
     )
 

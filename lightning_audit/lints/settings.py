@@ -54,6 +54,15 @@ from lightning_audit.hooks.step_hooks import MethodHook
 
 # --- Gradient accumulation by the Trainer together with Opacus'.
 
+#: Note on a loss that Lightning divides as well, by the number ``n`` of accumulated batches.
+DIVIDED_TWICE = (
+    "accumulate_grad_batches={n} divides gradients twice: Lightning divides the loss by {n}, and "
+    "Opacus the noisy sum once more, so that gradients below the clipping norm are {n} times too "
+    "small relative to the noise; this loses no privacy. Return {n} times the loss from "
+    "training_step, or let opacus.utils.batch_memory_manager.BatchMemoryManager split large "
+    "batches instead"
+)
+
 
 def accumulation_remarks(
     optimizer: Any, accumulate_grad_batches: int, module: torch.nn.Module | None = None
@@ -73,13 +82,7 @@ def accumulation_remarks(
         ]
     if n < 2 or not both:
         return []
-    return [
-        f"accumulate_grad_batches={n} divides gradients twice: Lightning divides the loss by {n}, "
-        f"and Opacus the noisy sum once more, so that gradients below the clipping norm are {n} "
-        f"times too small relative to the noise; this loses no privacy. Return {n} times the loss "
-        "from training_step, or let opacus.utils.batch_memory_manager.BatchMemoryManager split "
-        "large batches instead"
-    ]
+    return [DIVIDED_TWICE.format(n=n)]
 
 
 # --- Gradients and signals of split batches that remain in the optimizer after an epoch.
@@ -121,6 +124,13 @@ def carries_over(optimizer: DPOptimizer, ahead: int) -> bool:
 
 # --- Notes on what Lightning silently does to ghost clipping; none of it loses privacy.
 
+#: Note on gradients that are dropped, by the number ``n`` of accumulated batches.
+ONE_BATCH_ONLY = (
+    "accumulate_grad_batches={n} trains on one batch in {n} only: the backward pass of ghost "
+    "clipping clears the gradients, so that each batch drops the previous one. Write "
+    "accumulate_grad_batches=1 and let opacus.utils.batch_memory_manager.BatchMemoryManager split "
+    "large batches"
+)
 _ADAPTIVE_OFF = (
     "adaptive clipping is off: the loss was divided, which drops adaptive clipping from Opacus' "
     "loss, so that max_grad_norm never changes. Call backward on the criterion's loss itself "
@@ -144,12 +154,7 @@ def ghost_remarks(
         return []
     remarks = []
     if accumulate_grad_batches > 1:
-        remarks.append(
-            f"accumulate_grad_batches={accumulate_grad_batches} trains on one batch in "
-            f"{accumulate_grad_batches} only: the backward pass of ghost clipping clears the "
-            "gradients, so that each batch drops the previous one. Write accumulate_grad_batches=1 "
-            "and let opacus.utils.batch_memory_manager.BatchMemoryManager split large batches"
-        )
+        remarks.append(ONE_BATCH_ONLY.format(n=accumulate_grad_batches))
     if gradient_clip_val:
         remarks.append(
             f"gradient_clip_val={gradient_clip_val} shortens the sum of the clipped gradients "

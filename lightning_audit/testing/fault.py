@@ -1,11 +1,12 @@
-"""The description of a fault, and how to plant it."""
+"""What a fault is, how to declare it on the class that has it, and how to plant it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from opacus.optimizers import (
     AdaClipDPOptimizer,
@@ -15,9 +16,9 @@ from opacus.optimizers import (
     DPPerLayerOptimizer,
 )
 
-from lightning_audit.checks.check import teller
+from lightning_audit.checks.check import REGISTRY
 from lightning_audit.files import with_extra
-from lightning_audit.testing import trainings
+from lightning_audit.testing.trainings import Training
 
 #: Optimizers that do not clip whole per-sample gradients at one fixed norm.
 _CLIP_OTHERWISE = (DPPerLayerOptimizer, AdaClipDPOptimizer, DPOptimizerFastGradientClipping)
@@ -33,56 +34,54 @@ class Fault:
         name: its name in `lightning_audit.testing.faults.FAULTS`.
         wrong: what is wrong, as text.
         met_in: where the fault was found in practice.
-        check: name of the finding that fires; empty if a note of the report states the fault.
-        sentence: how `Verdict.fault` begins; for a warning, how its message begins. If left out, it
-            comes, like ``check``, from the first check that names the fault; a given
-            ``check`` selects that one.
         optimizer: the faulty class, for faults that can be planted.
-        training: a class of `lightning_audit.testing.trainings` that shows the fault.
+        training: a class of `lightning_audit.testing.trainings`, or of `faulty_trainings` there,
+            that shows the fault.
         settings: of that training; a planted fault may be harmless without them.
         audit: arguments of `PrivacyAudit` for that training.
         steps: number of steps within which that training shows the fault.
         ends: outcome of that training's audit.
-        warn_only: whether no privacy is lost, so that the check warns and fails no gate.
         reason: why the fault is found late, if it is.
         named: name of the first of `Verdict.faults`, if it differs from the fault's name.
-        otherwise: another finding, and how `Verdict.fault` then begins, if the noise decides which
-            of two names comes first.
+        otherwise: another name of that one, if the noise decides which of two comes first.
+        check: of a fault that loses no privacy: name of the check that warns, or whose result shows
+            the fault without a warning; empty if a note of the report states the fault.
+        sentence: of such a fault: the whole message of that check, or the whole note.
+        shows: of such a fault: key of the check's evidence that has a value if the fault is there.
         processes: number of processes that train; for several see
             `lightning_audit.testing.runs.train_together`.
         trainer: further arguments of the Trainer.
         resumes: whether it is trained in two runs, the second from a checkpoint of the first.
-        remarked: whether no privacy is lost and no check warns: a note of the report, or the
-            message of the check, begins with ``sentence``.
     """
 
     name: str
     wrong: str
     met_in: str
-    check: str = ""
-    sentence: str = ""
     optimizer: type[DPOptimizer] | None = None
-    training: type[trainings.Training] = trainings.Training
+    training: type[Training] = Training
     settings: Mapping[str, float] = field(default_factory=dict)
     audit: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 20
     ends: Literal["PASS", "VIOLATION", "INCONCLUSIVE"] = "VIOLATION"
-    warn_only: bool = False
     reason: str = ""
     named: str = ""
-    otherwise: tuple[str, str] | None = None
+    otherwise: str = ""
+    check: str = ""
+    sentence: str = ""
+    shows: str = ""
     processes: int = 1
     trainer: Mapping[str, Any] = field(default_factory=dict)
     resumes: bool = False
-    remarked: bool = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "warn_only", self.warn_only or self.remarked)
-        told = None if self.sentence else teller(self.likely, self.check)
-        if told is not None:
-            check, rule = told
-            object.__setattr__(self, "check", check.name)
-            object.__setattr__(self, "sentence", rule.sentence)
+    @property
+    def warn_only(self) -> bool:
+        """Whether no privacy is lost, so that no gate fails."""
+        return self.ends != "VIOLATION"
+
+    @property
+    def remarked(self) -> bool:
+        """Whether no privacy is lost and no check warns: a note or a check's result shows it."""
+        return self.warn_only and not (self.check and REGISTRY[self.check].warns)
 
     @property
     def likely(self) -> str:
@@ -147,6 +146,33 @@ class Fault:
         base = base or lightning().LightningModule
         kind: Any = type(self.training.__name__, (self.training, base), {})
         return kind(self.apply if self.optimizer else None, **self.settings)
+
+
+#: The faults by name, in the order in which they are declared.
+DECLARED: dict[str, Fault] = {}
+_Faulty = TypeVar("_Faulty", bound=type)
+
+
+def fault(met_in: str, *, wrong: str = "", **more: Any) -> Callable[[_Faulty], _Faulty]:
+    """Declare a fault, on the class of the optimizer or of the training that has it.
+
+    The class has the name of the fault: ``ClipAtTwice`` is "clip_at_twice".
+
+    Args:
+        met_in: see `Fault`.
+        wrong: see `Fault`; empty for the first line of the class's docstring.
+        more: further arguments of `Fault`.
+    """
+
+    def declare(kind: _Faulty) -> _Faulty:
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+        line = (kind.__doc__ or "").split("\n")[0].rstrip(".")
+        of = "optimizer" if issubclass(kind, DPOptimizer) else "training"
+        said = wrong or line[:1].lower() + line[1:]
+        DECLARED[name] = Fault(name, said, met_in, **{**more, of: kind})
+        return kind
+
+    return declare
 
 
 def lightning() -> Any:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
@@ -132,26 +133,19 @@ def _follow() -> None:
 def _train(fault: Fault, directory: str, seed: int, audit: type[PrivacyAudit]) -> None:
     rank, package = int(os.environ["LOCAL_RANK"]), lightning()
     torch.set_num_threads(1)
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    _seed(seed)
     module = fault.module(package.LightningModule)
     torch.manual_seed(100 + seed + rank)  # batches of their own
     strategies = import_module(f"{package.__name__}.strategies")
-    trainer = package.Trainer(
-        max_steps=fault.steps,
-        callbacks=[audit(seed=seed + 1, report_dir=directory, on_violation="warn", **fault.audit)],
-        accelerator="cpu",
-        devices=fault.processes,
-        strategy=strategies.DDPStrategy(process_group_backend="gloo"),
-        use_distributed_sampler=False,
-        default_root_dir=Path(directory).parent,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+    apart = {
+        "accelerator": "cpu",
+        "devices": fault.processes,
+        "strategy": strategies.DDPStrategy(process_group_backend="gloo"),
+        "use_distributed_sampler": False,
+    }
+    _trainer(replace(fault, trainer=apart), Path(directory), fault.steps, seed, audit)[1].fit(
+        module
     )
-    trainer.fit(module)
 
 
 # --- Train a fault of the registry under audit, with the settings of its entry.
@@ -179,27 +173,34 @@ def train(
     """
     if fault.processes > 1:
         return train_together(fault, directory, seed, audit)
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    _seed(seed)
     path = Path(directory)
     if not fault.resumes:
         return _fit(fault, path, fault.steps, seed, audit)[0].report
     _, trainer = _fit(fault, path, fault.steps // 2, seed, audit)
     saved = path.parent / "stopped.ckpt"
     trainer.save_checkpoint(saved)
-    return _fit(fault, path, fault.steps, seed, audit, saved)[0].report
+    resumed = {"ckpt_path": saved, "weights_only": True}
+    return _fit(fault, path, fault.steps, seed, audit, **resumed)[0].report
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def _fit(
-    fault: Fault,
-    directory: Path,
-    steps: int,
-    seed: int,
-    audit: type[PrivacyAudit],
-    checkpoint: Path | None = None,
+    fault: Fault, directory: Path, steps: int, seed: int, audit: type[PrivacyAudit], **resumed: Any
 ) -> tuple[PrivacyAudit, Any]:
-    package = lightning()
+    callback, trainer = _trainer(fault, directory, steps, seed, audit)
+    trainer.fit(fault.module(lightning().LightningModule), **resumed)
+    return callback, trainer
+
+
+def _trainer(
+    fault: Fault, directory: Path, steps: int, seed: int, audit: type[PrivacyAudit]
+) -> tuple[PrivacyAudit, Any]:
     callback = audit(seed=seed + 1, report_dir=directory, on_violation="warn", **fault.audit)
     settings: dict[str, Any] = {
         "max_steps": steps,
@@ -212,13 +213,7 @@ def _fit(
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-    trainer = package.Trainer(**{**settings, **fault.trainer})
-    module = fault.module(package.LightningModule)
-    if checkpoint is None:
-        trainer.fit(module)
-    else:
-        trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
-    return callback, trainer
+    return callback, lightning().Trainer(**{**settings, **fault.trainer})
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from opacus.optimizers import DPOptimizer
-from torch.utils.data import DataLoader
 
+from lightning_audit.checks.check import first_seen
 from lightning_audit.checks.monitor import replay
 from lightning_audit.record.report_directory import RECORD_NAME
 from lightning_audit.record.store import read_observations
@@ -32,34 +32,35 @@ from lightning_audit.report.text import print_lines, table
 from lightning_audit.results.audit_report import AuditReport, CheckResult
 from lightning_audit.stats.tradeoff import gaussian_mu
 from lightning_audit.testing import trainings
-from lightning_audit.testing.faults import BY_HAND_CLAIM, FAULTS, INPUT_CANARY, Fault
+from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.faulty import ScaledNoise
 from lightning_audit.testing.runs import train
 from lightning_audit.testing.selftest_pool import Result, finding_of, status_of
 from lightning_audit.testing.trainings import (
+    BY_HAND_CLAIM,
+    INPUT_CANARY,
     AdaptiveClipping,
-    Configured,
     Training,
-    random_data,
 )
 
 # --- Further DP-SGD configurations, on the random data of `lightning_audit.testing.trainings`.
 
 
-class Functorch(Configured):
+class Functorch(Training):
     """Per-sample gradients by functorch."""
 
     engine_arguments: ClassVar = {"grad_sample_mode": "functorch"}
 
 
-class PerLayer(Configured):
+class PerLayer(Training):
     """Every tensor has its own clipping norm; their squares sum to that of ``max_grad_norm``."""
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer of make_private, with the fault planted."""
         number = len(list(self.net.parameters()))
         norms = [self.settings["max_grad_norm"] / number**0.5] * number
-        self.net, optimizer, *_ = self._private(clipping="per_layer", max_grad_norm=norms)
+        self.net, optimizer, *_ = self.make_private(clipping="per_layer", max_grad_norm=norms)
         return self.plant(optimizer)
 
 
@@ -76,13 +77,10 @@ TOO_LARGE = (1.57, 2.17)
 class PublishedSettings(Training):
     """Number of records, batch size and noise multiplier of the paper."""
 
+    records, batch_size = RECORDS, BATCH_SIZE
+
     def __init__(self, plant: Callable[[DPOptimizer], DPOptimizer] | None = None) -> None:
         super().__init__(plant, noise_multiplier=NOISE_MULTIPLIER)
-        self.data = random_data(records=RECORDS)
-
-    def plain_loader(self) -> DataLoader[Any]:
-        """Return sequential batches."""
-        return DataLoader(self.data, BATCH_SIZE)
 
 
 class NoiseOfEpsilon157(ScaledNoise):
@@ -97,6 +95,17 @@ class NoiseOfEpsilon217(ScaledNoise):
     factor = float(gaussian_mu(EPSILON, DELTA) / gaussian_mu(TOO_LARGE[1], DELTA))
 
 
+#: What the paper's violations change of a fault, by its name and by the figure that shows them.
+_FIGURES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "clip_after_average": {"figure 7": {}},
+    "few_seeds": {"figure 8": {}},
+    "half_noise": {
+        f"figure 9, epsilon {epsilon}": {"name": "noise_too_small", "optimizer": kind}
+        for epsilon, kind in zip(TOO_LARGE, (NoiseOfEpsilon157, NoiseOfEpsilon217), strict=True)
+    },
+}
+
+
 def violations(name: str) -> dict[str, Fault]:
     """Return the paper's violations that correspond to a fault, with the paper's settings.
 
@@ -104,18 +113,7 @@ def violations(name: str) -> dict[str, Fault]:
         The faults by the figure that shows them.
     """
     fault = replace(FAULTS[name], training=PublishedSettings, steps=PUBLISHED_STEPS)
-    match name:
-        case "clip_after_average":
-            return {"figure 7": fault}
-        case "few_seeds":
-            return {"figure 8": fault}
-        case "half_noise":
-            small = replace(fault, name="noise_too_small")
-            return {
-                "figure 9, epsilon 1.57": replace(small, optimizer=NoiseOfEpsilon157),
-                "figure 9, epsilon 2.17": replace(small, optimizer=NoiseOfEpsilon217),
-            }
-    return {}
+    return {figure: replace(fault, **own) for figure, own in _FIGURES.get(name, {}).items()}
 
 
 # --- The trainings: faults, faults in other configurations, published violations, no fault.
@@ -237,43 +235,27 @@ def _published(fault: Fault) -> list[Row]:
 
 
 def _healthy() -> list[Row]:
-    quiet = {"noise_multiplier": 0.5}
     by_hand = {"claim": BY_HAND_CLAIM}
     fixed = {"claim": replace(BY_HAND_CLAIM, sampling="shuffled")}
     return [
-        _sound("Opacus", trainings.Training),
-        _sound("noise multiplier 0.5", trainings.Training, settings=quiet),
+        _sound("Opacus"),
+        _sound("noise multiplier 0.5", settings={"noise_multiplier": 0.5}),
         _sound("deep net", trainings.DeepTraining),
         *(_sound(name, training) for name, training in _ELSEWHERE.items()),
-        _sound("by hand", trainings.HandWritten, by_hand),
-        _sound("by hand, mean over fixed batches", trainings.MeanOverFixedBatches, fixed),
+        _sound("by hand", trainings.HandWritten, audit=by_hand),
+        _sound("by hand, mean over fixed batches", trainings.MeanOverFixedBatches, audit=fixed),
         _sound("no accountant", trainings.Uncounted, ends="INCONCLUSIVE"),
-        _sound("input canary", trainings.Training, INPUT_CANARY),
-        _sound("by hand, input canary", trainings.HandWritten, {**by_hand, **INPUT_CANARY}),
+        _sound("input canary", audit=INPUT_CANARY),
+        _sound("by hand, input canary", trainings.HandWritten, audit={**by_hand, **INPUT_CANARY}),
         _sound("figures 7-9", PublishedSettings, steps=PUBLISHED_STEPS),
     ]
 
 
-def _sound(
-    configuration: str,
-    training: type[trainings.Training],
-    audit: Mapping[str, Any] | None = None,
-    settings: Mapping[str, float] | None = None,
-    steps: int | None = None,
-    ends: Literal["PASS", "INCONCLUSIVE"] = "PASS",
-) -> Row:
-    fault = Fault(
-        "healthy",
-        "nothing",
-        "",
-        "",
-        training=training,
-        audit=audit or {},
-        settings=settings or {},
-        steps=steps or _steps(training),
-        ends=ends,
+def _sound(configuration: str, training: type[Training] = Training, **own: Any) -> Row:
+    settings = {"steps": _steps(training), "ends": "PASS", **own}
+    return Row(
+        "healthy", Fault("healthy", "nothing", "", training=training, **settings), configuration
     )
-    return Row("healthy", fault, configuration)
 
 
 def _steps(training: type[trainings.Training]) -> int:
@@ -395,8 +377,7 @@ def train_row(row: Row, directory: Path) -> Result:
 
 def _flagged_at(finding: CheckResult, record: Path, report: AuditReport) -> int | None:
     """Return the number of steps until the finding, from its evidence or from the record."""
-    at = finding.evidence.get("violated_at_step")
-    if at is not None:
+    if (at := first_seen(finding.evidence)) is not None:
         return int(at) + 1
     significance = float(report.settings["significance"])
     header, entries = read_observations(record)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from lightning_audit.results.audit_report import AuditReport, CheckResult, Outcome
+    from lightning_audit.testing.fault import Fault
     from lightning_audit.testing.selftest import Group, Row
 
 # --- The result of a training of the selftest.
@@ -52,7 +53,7 @@ class Result:
         steps: number of steps of the training.
         seconds: duration of the training.
         outcome: of the audit; None if there is no report.
-        finding: the expected finding if it was found, else the one that the verdict names.
+        finding: the check that found the fault, see `finding_of`.
         named: whether the fault was named as the registry says; None if it states no name.
         sentence: the likely fault as text, or the warning.
         flagged_at: number of steps after which the finding was made; None if only at the end.
@@ -92,14 +93,14 @@ def crashed(row: Row, error: str, seconds: float = 0.0) -> Result:
 
 
 def finding_of(row: Row, report: AuditReport) -> CheckResult | None:
-    """Return the check that found the fault: the expected one, else the one in the verdict."""
-    for status in ("violated", "warned"):
-        found = [check for check in report.checks if check.status == status]
-        expected = [check for check in found if check.name == row.fault.check]
-        first = [c for c in found if report.verdict.summary.startswith(f"{c.name}: ")]
-        if found:
-            return [*expected, *first, *found][0]
-    return None
+    """Return the check that found the fault: that of the verdict's first fault, or one that warns.
+
+    Of several that warn it is the expected one, if that is among them.
+    """
+    root = report.verdict.root
+    wanted = root.finding if root else row.fault.check
+    found = [c for status in ("violated", "warned") for c in report.checks if c.status == status]
+    return next((check for check in found if check.name == wanted), next(iter(found), None))
 
 
 def status_of(row: Row, report: AuditReport) -> tuple[Status, bool | None]:
@@ -107,31 +108,24 @@ def status_of(row: Row, report: AuditReport) -> tuple[Status, bool | None]:
     fault, accused = row.fault, report.verdict.outcome == "VIOLATION"
     if row.healthy or (fault.warn_only and accused):
         return ("accused" if accused else "not accused"), None
-    if fault.remarked:
-        said = (*report.notes, *(check.message for check in report.checks))
-        named = any(sentence.startswith(fault.sentence) for sentence in said)
-        return ("warned" if named else "not found"), named
     if fault.warn_only:
-        warned = _says(report.checks, "warned", fault.check)
-        named = warned is not None and warned.startswith(fault.sentence)
-        if warned is None:
-            return "not found", False
-        return ("warned" if named else "named otherwise"), named
-    if not accused:
+        found = [c for c in report.checks if c.name == fault.check]
+        if not fault.remarked:
+            found = [c for c in found if c.status == "warned"]
+        named = fault.sentence in report.notes or any(_shows(fault, check) for check in found)
+        otherwise = bool(found) and not fault.remarked
+        return ("warned" if named else "named otherwise" if otherwise else "not found"), named
+    root = report.verdict.root
+    if not accused or root is None:
         return "not found", False
-    names = [(fault.check, fault.sentence), *([fault.otherwise] if fault.otherwise else [])]
-    named = any(
-        _says(report.checks, "violated", check) is not None
-        and report.verdict.fault.startswith(sentence)
-        for check, sentence in names
-    )
+    named = root.name in (fault.likely, fault.otherwise)
     return ("found" if named else "named otherwise"), named
 
 
-def _says(checks: Sequence[CheckResult], status: str, name: str) -> str | None:
-    """Return a check's message if it has the status, else None."""
-    found = (c.message for c in checks if c.status == status and c.name == name)
-    return next(found, None)
+def _shows(fault: Fault, check: CheckResult) -> bool:
+    """Return whether the result of its check shows a fault that loses no privacy."""
+    said = fault.sentence in ("", check.message)
+    return said and (not fault.shows or bool(check.evidence.get(fault.shows)))
 
 
 # --- The worker process, which trains one row after the other.

@@ -361,7 +361,10 @@ def test_it_trains_where_violations_are_warned_of(tmp_path):
         (faulty.NoNoise, {"no_noise"}),
         (faulty.NoNoiseOnBiases, {"noise_missing_in_tensors"}),
         (faulty.OneKeyForAllTensors, {"noise_repeated_in_step", "one_key_for_all_tensors"}),
-        (faulty.BroadcastNoise, {"noise_repeated_in_step", "one_value_for_all_coordinates"}),
+        (
+            faulty.OneValueForAllCoordinates,
+            {"noise_repeated_in_step", "one_value_for_all_coordinates"},
+        ),
         (faulty.ClosureRunsAgain, {"gradient_replaced"}),
         (faulty.ClipAfterAverage, {"clip_after_average", "one_record_moves_too_much"}),
         (faulty.NoClipping, {"no_clipping", "one_record_moves_too_much"}),

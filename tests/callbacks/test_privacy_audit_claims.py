@@ -37,7 +37,7 @@ from lightning_audit.canaries import Mislabeled
 from lightning_audit.cli.main import main
 from lightning_audit.record.report_directory import RECORD_NAME
 from lightning_audit.record.store import read_observations
-from lightning_audit.testing.faults import BY_HAND_CLAIM, FAULTS
+from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.faulty import (
     COEFFICIENTS,
     BandedDraws,
@@ -46,8 +46,9 @@ from lightning_audit.testing.faulty import (
     HalfBandedNoise,
     HalfNoise,
 )
+from lightning_audit.testing.faulty_trainings import BandedByHand
 from lightning_audit.testing.runs import train as run_fault
-from lightning_audit.testing.trainings import BandedByHand
+from lightning_audit.testing.trainings import BY_HAND_CLAIM
 from lightning_audit.verdict.gate import contradictions
 
 pytestmark = RESUMING

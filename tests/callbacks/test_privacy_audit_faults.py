@@ -48,7 +48,11 @@ TRAINS_ON = {"on_violation": "warn"}
         (faulty.HalfNoise, "noise", "noise scale too small:"),
         (faulty.NoiseOverBatch, "noise", "noise divided by the batch size:"),
         (faulty.NoClipping, "sensitivity", "no clipping:"),
-        (faulty.BroadcastNoise, "reuse.broadcast", "one noise value is shared by all coordinates"),
+        (
+            faulty.OneValueForAllCoordinates,
+            "reuse.broadcast",
+            "one noise value is shared by all coordinates",
+        ),
         (faulty.OneKeyForAllTensors, "reuse.pair", "one noise key is used for several tensors"),
         (
             *(faulty.ClosureRunsAgain, "gradient_replaced"),
@@ -87,7 +91,7 @@ def test_clipping_after_averaging_is_named(accused, seed, digits):
 
 @both_data
 def test_noise_seeded_again_at_every_step_is_named(accused, digits):
-    report = accused(private(faulty.ReseededNoise, on_digits=digits)())
+    report = accused(private(faulty.SameNoiseAtEveryStep, on_digits=digits)())
     assert status(report, "reuse.lag") == "violated"
     assert "the same noise is added at every step" in report.verdict.fault
 
@@ -401,19 +405,19 @@ class SparesLast(SparesFirst):
 # A canary stands in the first row in one step of twenty, and the coin of each tells at most log 2.
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("kind", "finding", "name", "steps"),
+    ("kind", "name", "steps"),
     [
-        (ClipsOutliersAlone, "sensitivity", "clipping_missing_at_times", 400),
-        (NoiseWhereSomethingIsLarge, "noise.step", "noise_missing_in_steps", 400),
-        (SparesFirst, "sensitivity", "clipping_missing_at_times", 1200),
-        (SparesLast, "sensitivity", "clipping_missing_at_times", 100),
+        (ClipsOutliersAlone, "clipping_missing_at_times", 400),
+        (NoiseWhereSomethingIsLarge, "noise_missing_in_steps", 400),
+        (SparesFirst, "clipping_missing_at_times", 1200),
+        (SparesLast, "clipping_missing_at_times", 100),
     ],
 )
 def test_what_is_done_to_some_rows_is_found_by_canaries_without_an_examination(
-    tmp_path, kind, finding, name, steps
+    tmp_path, kind, name, steps
 ):
     plan = {"steps": steps, "audit": {"examinations": 0}}
-    report = train(Fault(kind.__name__, "", "", finding, "", kind, **plan), tmp_path)
+    report = train(Fault(kind.__name__, "", "", kind, **plan), tmp_path)
     assert (report.verdict.outcome, report.verdict.root.name) == ("VIOLATION", name)
 
 

@@ -381,7 +381,7 @@ def test_canaries_in_any_part_of_a_split_batch_leave_the_model_as_it_would_be(tm
     ends = []
     for audits in ([], [PrivacyAudit(seed=1)]):
         torch.manual_seed(3)
-        module = Fault("sound", "nothing", "", "", training=kind).module(pl.LightningModule)
+        module = Fault("sound", "nothing", "", training=kind).module(pl.LightningModule)
         trainer_for(tmp_path, *audits, max_steps=101).fit(module)
         ends.append(weights(module).double())
     assert_same_model(*ends)

@@ -63,8 +63,7 @@ from lightning_audit.checks.check import REGISTRY
 from lightning_audit.checks.disclosure import shown
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.named_bounds import BOUND_NAMES
-from lightning_audit.testing.faulty import HalfNoise
-from lightning_audit.testing.trainings import FirstRowNotClipped
+from lightning_audit.testing.faulty import FirstRowNotClipped, HalfNoise
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning"

@@ -17,7 +17,8 @@ from lightning_audit.checks.opacus import (
     noise_multiplier_with_count,
     opacus_result,
 )
-from lightning_audit.testing.trainings import AdaptiveClipping, PaddedAttention
+from lightning_audit.testing.faulty_trainings import AttentionMixesPlaces
+from lightning_audit.testing.trainings import AdaptiveClipping
 
 pytestmark = pytest.mark.training
 
@@ -121,7 +122,7 @@ def test_the_optimizer_of_the_page_adapts_and_is_not_said_to_cost_more(tmp_path)
     assert len(set(norms)) == 4
 
 
-class InOrder(PaddedAttention):
+class InOrder(AttentionMixesPlaces):
     """As the page says."""
 
     def __init__(self, *args, **kwargs):
@@ -130,7 +131,7 @@ class InOrder(PaddedAttention):
 
 
 def test_attention_that_lets_padding_past_its_mask_is_named(tmp_path):
-    report = report_of(tmp_path, training=PaddedAttention, steps=4, examinations=1)
+    report = report_of(tmp_path, training=AttentionMixesPlaces, steps=4, examinations=1)
     (fault,) = report.verdict.faults
     assert (fault.finding, fault.name) == ("coupling", "attention_mixes_places")
     (found,) = (check for check in report.checks if check.status == "violated")

@@ -21,15 +21,13 @@ from lightning_audit.replay.clipping import CraftedGradients, Trial, own_directi
 from lightning_audit.testing.fault import Fault
 from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.faulty import ClipAtTwice
+from lightning_audit.testing.faulty_trainings import ChangedAfterStep, ViewsClippedApart
 from lightning_audit.testing.trainings import (
-    ChangedAfterStep,
-    Configured,
     DeepTraining,
     GhostInParts,
     PhysicalBatches,
     SplitBatches,
     Training,
-    ViewsClippedApart,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
@@ -57,7 +55,7 @@ class WithMomentum(Training):
         return self.plant(optimizer)
 
 
-class AddedUp(Configured):
+class AddedUp(Training):
     """The Trainer adds up the gradients of four batches."""
 
     engine_arguments: ClassVar[dict[str, Any]] = {"poisson_sampling": False}
@@ -98,7 +96,7 @@ def asked(
     settings: dict[str, float],
     question: str = "replay.clipping",
 ) -> Answer:
-    fault = Fault("made", "", "", "sensitivity", "made", optimizer=optimizer, training=training)
+    fault = Fault("made", "", "", optimizer, training)
     module = dataclasses.replace(fault, settings=settings).module(pl.LightningModule)
     examination = Examination()
     torch.manual_seed(0)

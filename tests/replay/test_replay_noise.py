@@ -106,20 +106,20 @@ class Whole(faulty.OwnNoise):
     ("kind", "name"),
     [
         (faulty.TiledNoise, "noise_numbers_twice"),
-        (faulty.OneInAHundredWithout, "noise_missing_at_entries"),
-        (faulty.HalfPrecisionNoise, "noise_of_another_shape"),
-        (faulty.PooledNoise, "few_seeds"),
-        (faulty.LowRankNoise, "noise_of_low_rank"),
+        (faulty.OneEntryInAHundredWithoutNoise, "noise_missing_at_entries"),
+        (faulty.NoiseInHalfPrecision, "noise_of_another_shape"),
+        (faulty.NoiseOfAPool, "few_seeds"),
+        (faulty.NoiseOfLowRank, "noise_of_low_rank"),
         (faulty.LaplaceNoise, "noise_of_another_shape"),
         (faulty.SmoothedNoise, "noise_alike_in_neighbours"),
         (faulty.NoiseByBatch, "noise_depends_on_records"),
-        (faulty.SeededBySum, "noise_depends_on_records"),
+        (faulty.NoiseSeededByGradients, "noise_depends_on_records"),
         (AcrossTheSum, "noise_depends_on_records"),
         (TakenBack, "noise_correlated_over_steps"),
         (faulty.HalfNoise, "noise_too_small"),
         (faulty.NoNoise, "noise_missing_at_entries"),
         (faulty.NoNoiseOnBiases, "noise_missing_at_entries"),
-        (faulty.BroadcastNoise, "one_value_for_all_coordinates"),
+        (faulty.OneValueForAllCoordinates, "one_value_for_all_coordinates"),
         (faulty.OneKeyForAllTensors, "one_key_for_all_tensors"),
         (faulty.UniformNoise, "noise_of_another_shape"),
         (faulty.LatticeNoise, "noise_of_another_shape"),
@@ -131,7 +131,7 @@ def test_faulty_noise_is_found_in_one_examination(kind, name):
 
 @pytest.mark.parametrize(
     "kind",
-    [None, faulty.OwnNoise, Tempered, Masked, Whole, faulty.NoiseTimesBatch, faulty.ShiftedNoise],
+    [None, faulty.OwnNoise, Tempered, Masked, Whole, faulty.NoiseTimesBatch, faulty.NoiseWithAMean],
     ids=lambda kind: getattr(kind, "__name__", "Opacus"),
 )
 def test_correct_noise_is_not_accused(kind):

@@ -12,7 +12,7 @@ from trained import Validated, check, violated, with_optimizer
 from training_support import PrivateModule, assert_no_hooks_left, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit
-from lightning_audit.testing import trainings
+from lightning_audit.testing import faulty_trainings
 from lightning_audit.testing.faulty import ClosureRunsAgain, NoNoise
 from lightning_audit.testing.trainings import HandWritten, SplitBatches, Training, random_data
 
@@ -120,7 +120,8 @@ def unfollowed(optimizer: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "steps"),
     staged(
-        quick=[(Training, 140), (trainings.HookWrapped, 30)], heavy=[(Small, 200), (Workers, 140)]
+        quick=[(Training, 140), (faulty_trainings.HookWrapped, 30)],
+        heavy=[(Small, 200), (Workers, 140)],
     ),
 )
 def test_correct_trainings_are_let_be(tmp_path, kind, steps):
@@ -247,7 +248,7 @@ class Remembers(Training):
 
 
 def test_a_batch_that_is_kept_and_trained_again_is_found_and_counted(tmp_path):
-    report = ledger(tmp_path, trainings.KeptBatches, max_steps=20)
+    report = ledger(tmp_path, faulty_trainings.KeptBatches, max_steps=20)
     found = check(report, "ledger.steps")
     assert found.status == "violated"
     assert (found.evidence["recognised"], found.evidence["stale"]) == (20, 5)

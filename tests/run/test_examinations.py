@@ -40,7 +40,7 @@ from lightning_audit.results.audit_report import describe
 from lightning_audit.run.examinations import Examinations
 from lightning_audit.run.facts import RunCourse
 from lightning_audit.session.planner import Ranks
-from lightning_audit.testing.trainings import ClipByThreeNorm, FirstRowNotClipped
+from lightning_audit.testing.faulty import ClipByThreeNorm, FirstRowNotClipped
 
 # --- Trainings whose step depends on state of every kind, most of it beyond a replay's reach.
 

@@ -45,9 +45,7 @@ def report_of(
     **audit: Any,
 ) -> AuditReport:
     """The report of a training with a fault."""
-    fault = Fault(
-        "planted", "a fault", "here", "noise", "noise", plant, training, steps=steps, audit=audit
-    )
+    fault = Fault("planted", "a fault", "here", plant, training, steps=steps, audit=audit)
     report = train(fault, tmp_path / "report")
     assert report is not None
     return report

@@ -2,7 +2,8 @@
 
 import os
 
-from lightning_audit.testing.faults import FAULTS, Fault
+from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.selftest import Row
 from lightning_audit.testing.trainings import Training
 
@@ -18,7 +19,7 @@ class Dies(Training):
 
 
 def row(training, steps=2):
-    fault = Fault("broken", "it breaks off", "", "noise", "no noise", training=training)
+    fault = Fault("broken", "it breaks off", "", training=training)
     return Row("fault", fault, "Opacus")
 
 

@@ -13,7 +13,7 @@ from two_nets import TwoNets
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.canaries import Mislabeled
-from lightning_audit.testing.faulty import HalfNoise, ShiftedNoise
+from lightning_audit.testing.faulty import HalfNoise, NoiseWithAMean
 
 
 class Forward(ManualTraining, pl.LightningModule):
@@ -56,7 +56,7 @@ TRAININGS: dict[str, tuple[Callable[[], Any], dict[str, Any], dict[str, Any]]] =
     "input canary": (Forward, {"canaries": [Mislabeled(amplitude=100.0)]}, {"max_steps": 250}),
     "two optimizers": (TwoNets, {}, {"max_steps": 160}),
     "replayed": (PrivateModule, {"examinations": 1}, {"max_steps": 60}),
-    "warned": (lambda: PrivateModule(optimizer_class=ShiftedNoise), {}, {"max_steps": 60}),
+    "warned": (lambda: PrivateModule(optimizer_class=NoiseWithAMean), {}, {"max_steps": 60}),
     "allowed": (NotPoisson, {"allow": ["sampling.not_poisson"]}, {"max_steps": 60}),
     "short": (PrivateModule, {}, {"max_steps": 6}),
     "broken off": (BreaksOff, {}, {"max_steps": 60}),

@@ -95,7 +95,7 @@ def _inside(frame: FrameType | None) -> bool:
 
 
 def split() -> pl.LightningModule:
-    return Fault("sound", "nothing", "", "", training=PhysicalBatches).module(pl.LightningModule)
+    return Fault("sound", "nothing", "", training=PhysicalBatches).module(pl.LightningModule)
 
 
 Audited = tuple[Callable[[], pl.LightningModule], Callable[[], PrivacyAudit]]

@@ -1,11 +1,10 @@
-import dataclasses
-
 import pytest
 import torch
+from opacus.optimizers import DPOptimizer
 from planted import private
 
 from lightning_audit.testing import trainings
-from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.fault import Fault, fault
 from lightning_audit.testing.faults import plant
 
 # Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
@@ -47,12 +46,46 @@ def test_a_planted_fault_changes_the_optimizers_own_class(mode):
     assert drawn.std() == pytest.approx(0.5, rel=0.05)  # 5,898 draws: an error of 0.01
 
 
-def test_a_fault_that_one_check_tells_expects_that_check_and_its_sentence():
-    told = Fault("made_up", "nothing", "nowhere", named="records_coupled")
-    assert told.check == "coupling"
-    assert told.sentence.startswith("records are not independent: ")
-    own = dataclasses.replace(told, named="", check="noise", sentence="no noise")
-    assert (own.check, own.sentence) == ("noise", "no noise")
+def test_a_class_that_has_a_fault_declares_it(monkeypatch):
+    monkeypatch.setattr("lightning_audit.testing.fault.DECLARED", declared := {})
+
+    @fault("a review", named="no_noise", steps=5)
+    class NoNoiseAtNight(DPOptimizer):
+        """No noise is added at night.
+
+        A second paragraph.
+        """
+
+    assert declared["no_noise_at_night"] == Fault(
+        "no_noise_at_night",
+        "no noise is added at night",
+        "a review",
+        NoNoiseAtNight,
+        steps=5,
+        named="no_noise",
+    )
+
+    @fault("a review", wrong=f"{2} records are left out", ends="INCONCLUSIVE", sentence="a note")
+    class LeavesOut(trainings.Training):
+        """Leaves records out."""
+
+    told = declared["leaves_out"]
+    assert (told.optimizer, told.training) == (None, LeavesOut)
+    assert (told.wrong, told.likely) == ("2 records are left out", "leaves_out")
+
+
+@pytest.mark.parametrize(
+    ("changes", "warns", "remarks"),
+    [
+        ({}, False, False),
+        ({"ends": "INCONCLUSIVE", "check": "noise.excess"}, True, False),
+        ({"ends": "INCONCLUSIVE", "check": "opacus_defects"}, True, True),
+        ({"ends": "INCONCLUSIVE", "sentence": "a note"}, True, True),
+    ],
+)
+def test_a_fault_that_loses_no_privacy_is_one_of_a_warning_or_of_a_remark(changes, warns, remarks):
+    made = Fault("made", "nothing", "nowhere", **changes)
+    assert (made.warn_only, made.remarked) == (warns, remarks)
 
 
 def plain_optimizer() -> torch.optim.Optimizer:

@@ -8,7 +8,7 @@ from planted import private
 from lightning_audit.testing import faulty
 from lightning_audit.testing.fault import _KINDS as KINDS
 from lightning_audit.testing.faults import FAULTS
-from lightning_audit.testing.faulty import AliasedSum, SumOfSums
+from lightning_audit.testing.faulty import PartsAreAddedAgain, PartsShareMemory
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -122,9 +122,9 @@ def test_the_closure_runs_once_more_after_the_private_gradient():
 @pytest.mark.parametrize(
     ("kind", "part"),
     [
-        (faulty.AutoregressiveNoise, 0.4),
-        (faulty.OppositeNoise, -0.6),
-        (faulty.CancellingNoise, -0.5),
+        (faulty.NoiseFollowsNoise, 0.4),
+        (faulty.NoiseOpposesNoise, -0.6),
+        (faulty.NoiseCancels, -0.5),
     ],
 )
 def test_a_part_of_the_noise_is_that_of_the_step_before(kind, part):
@@ -133,7 +133,7 @@ def test_a_part_of_the_noise_is_that_of_the_step_before(kind, part):
 
 
 def test_noise_is_taken_back_at_every_second_step():
-    first, second, third, fourth = (flat(drawn) for drawn in added(faulty.FlippedNoise, steps=4))
+    first, second, third, fourth = (flat(drawn) for drawn in added(faulty.NoiseTakenBack, steps=4))
     assert torch.equal(first, -second)
     assert torch.equal(third, -fourth)
     assert not torch.equal(first.abs(), third.abs())
@@ -160,7 +160,9 @@ def test_banded_noise_is_the_sum_of_its_draws_by_their_weights(kind, factor):
 
 
 def test_the_same_entry_in_a_hundred_has_no_noise_at_any_step():
-    first, second = (flat(tensors) for tensors in added(faulty.OneInAHundredWithout, steps=2))
+    first, second = (
+        flat(tensors) for tensors in added(faulty.OneEntryInAHundredWithoutNoise, steps=2)
+    )
     assert torch.equal(first == 0, second == 0)
     assert (first == 0).double().mean().item() == pytest.approx(0.01, abs=0.004)
 
@@ -192,10 +194,10 @@ BATCH = 16
         (faulty.NoiseOfSquaredNorm, {"max_grad_norm": 0.5}, 0.25, 0.05),
         (faulty.NoiseOfSquaredMultiplier, {"noise_multiplier": 0.5}, 0.25, 0.05),
         (faulty.UniformNoise, {}, 1.0, 0.05),
-        (faulty.AutoregressiveNoise, {}, 1.0, 0.05),
-        (faulty.OppositeNoise, {}, 1.0, 0.05),
-        (faulty.FlippedNoise, {}, 1.0, 0.05),
-        (faulty.CancellingNoise, {}, 1.0, 0.05),
+        (faulty.NoiseFollowsNoise, {}, 1.0, 0.05),
+        (faulty.NoiseOpposesNoise, {}, 1.0, 0.05),
+        (faulty.NoiseTakenBack, {}, 1.0, 0.05),
+        (faulty.NoiseCancels, {}, 1.0, 0.05),
         # Of which a tile leaves 300 or so.
         (faulty.OwnNoise, {}, 1.0, 0.15),
         (faulty.TiledNoise, {}, 1.0, 0.15),
@@ -218,8 +220,8 @@ def test_tensors_without_noise_are_those_that_the_fault_names():
 
 
 def test_noise_that_comes_back_does_so_after_as_many_steps_as_it_says():
-    assert torch.equal(*[flat(step) for step in added(faulty.ReseededNoise, steps=2)])
-    cycle = [flat(step) for step in added(faulty.CyclingNoise, steps=faulty.CYCLE + 1)]
+    assert torch.equal(*[flat(step) for step in added(faulty.SameNoiseAtEveryStep, steps=2)])
+    cycle = [flat(step) for step in added(faulty.NoiseInACycle, steps=faulty.CYCLE + 1)]
     assert torch.equal(cycle[0], cycle[-1])
     assert not any(torch.equal(cycle[0], step) for step in cycle[1:-1])
 
@@ -227,12 +229,12 @@ def test_noise_that_comes_back_does_so_after_as_many_steps_as_it_says():
 def test_one_key_gives_tensors_of_one_shape_the_same_noise_and_one_value_all_coordinates():
     (keyed,) = added(faulty.OneKeyForAllTensors)
     assert torch.equal(keyed[1], keyed[3])
-    (spread,) = added(faulty.BroadcastNoise)
+    (spread,) = added(faulty.OneValueForAllCoordinates)
     assert all(len(t.unique()) == 1 for t in spread)
 
 
 def test_shapes_are_those_of_their_names():
-    (lattice,), (shifted,) = added(faulty.LatticeNoise), added(faulty.ShiftedNoise)
+    (lattice,), (shifted,) = added(faulty.LatticeNoise), added(faulty.NoiseWithAMean)
     assert torch.equal(flat(lattice), flat(lattice).round())
     assert flat(shifted).mean().item() == pytest.approx(0.5, abs=0.05)
     assert flat(added(faulty.UniformNoise)[0]).abs().max().item() <= 12**0.5 / 2
@@ -248,7 +250,7 @@ def test_the_largest_tensor_alone_has_less_noise():
 
 def test_a_sum_of_sums_counts_earlier_parts_more_than_once():
     optimizer = private(max_grad_norm=1e6)
-    optimizer.__class__ = SumOfSums
+    optimizer.__class__ = PartsAreAddedAgain
     for part in (1.0, 10.0, 100.0):
         for p in optimizer.params:
             p.grad_sample = torch.full((1, *p.shape), part)
@@ -259,7 +261,7 @@ def test_a_sum_of_sums_counts_earlier_parts_more_than_once():
 
 def test_a_sum_that_shares_memory_is_lost_when_the_next_part_begins():
     optimizer = private("ghost")
-    optimizer.__class__ = AliasedSum
+    optimizer.__class__ = PartsShareMemory
     for part in (1.0, 10.0):
         for p in optimizer.params:
             if p.grad is None:

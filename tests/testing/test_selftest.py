@@ -96,7 +96,7 @@ def test_violations_have_the_papers_settings_and_the_words_of_their_fault():
         "figure 9, epsilon 2.17",
     ]
     assert {f.training for f in figures.values()} == {selftest.PublishedSettings}
-    assert figures["figure 9, epsilon 1.57"].sentence == FAULTS["half_noise"].sentence
+    assert figures["figure 9, epsilon 1.57"].likely == FAULTS["half_noise"].likely
     module = selftest.PublishedSettings()
     assert len(module.data) == 50_000
     assert module.plain_loader().batch_size == 256

@@ -11,7 +11,7 @@ from faulty_trainings import row as training_row
 from made_report import made_report
 from stub_trainings import row, train
 
-from lightning_audit.results.audit_report import AuditReport, CheckResult, Verdict
+from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault, Verdict
 from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.selftest import Row
 from lightning_audit.testing.selftest_pool import (
@@ -91,27 +91,28 @@ def test_trainings_that_break_off_are_rows_and_the_others_go_on():
 
 
 SEEN = FAULTS["half_noise"]
-OR_MU = replace(SEEN, otherwise=("mu", "no noise"))
-WARNED = replace(SEEN, warn_only=True, sentence="se")
-WARNED_OTHERWISE = replace(WARNED, sentence="sa")
-SMALL = "noise scale too small: 0.5"
+OR_NONE = replace(SEEN, otherwise="no_noise")
+#: Of a check that warns, by its whole message; of one that does not, by its evidence; of a note.
+WARNED = replace(SEEN, ends="INCONCLUSIVE", check="noise.excess", sentence="seen")
+SHOWN = replace(SEEN, ends="INCONCLUSIVE", check="noise", shows="size")
+NOTED = replace(SEEN, ends="INCONCLUSIVE", sentence="a note")
 
 
-def report(outcome: Any = "PASS", fault: str = "", **statuses: str) -> AuditReport:
+def report(outcome: Any = "PASS", name: str = "", size: int = 0, **statuses: str) -> AuditReport:
     checks = tuple(
-        CheckResult(name.replace("_", "."), "mechanism", status, "seen")  # type: ignore[arg-type]
+        CheckResult(name.replace("_", "."), "mechanism", status, "seen", evidence={"size": size})  # type: ignore[arg-type]
         for name, status in statuses.items()
     )
-    first = next((check.name for check in checks if check.status == "violated"), "")
-    return made_report(verdict=Verdict(outcome, None, f"{first}: seen", fault=fault), checks=checks)
+    faults = (LikelyFault(name, "it is small", "noise"),) if name else ()
+    verdict = Verdict(outcome, None, "seen", faults=faults)
+    return made_report(verdict=verdict, checks=checks, notes=("a note of",) + ("a note",) * size)
 
 
-VIOLATED = report("VIOLATION", SMALL, mu="violated", noise="violated")
-OTHERWISE = report("VIOLATION", "no noise", noise="violated")
-OTHER_FINDING = report("VIOLATION", SMALL, mu="violated", noise="ok")
-OTHER_NAME = report("VIOLATION", "no noise", mu="violated", noise="ok")
+VIOLATED = report("VIOLATION", "noise_too_small", mu="violated", noise="violated")
+OTHERWISE = report("VIOLATION", "no_noise", mu="violated", noise="violated")
+ALLOWED = report("PASS", "noise_too_small", noise="violated")
 NOTHING = report("PASS", noise="ok")
-TOLD = report("PASS", mu="warned", noise="warned")
+TOLD = report("PASS", size=1, mu="warned", noise="ok", noise_excess="warned")
 
 
 @pytest.mark.parametrize(
@@ -119,17 +120,19 @@ TOLD = report("PASS", mu="warned", noise="warned")
     [
         (SEEN, VIOLATED, "found", True),
         (SEEN, OTHERWISE, "named otherwise", False),
-        (SEEN, OTHER_FINDING, "named otherwise", False),
-        (SEEN, OTHER_NAME, "named otherwise", False),
-        (OR_MU, OTHER_NAME, "found", True),
-        (OR_MU, VIOLATED, "found", True),
-        (OR_MU, OTHERWISE, "named otherwise", False),
-        (OR_MU, OTHER_FINDING, "named otherwise", False),
+        (OR_NONE, VIOLATED, "found", True),
+        (OR_NONE, OTHERWISE, "found", True),
+        (SEEN, ALLOWED, "not found", False),
         (SEEN, NOTHING, "not found", False),
         (SEEN, TOLD, "not found", False),
         (WARNED, TOLD, "warned", True),
-        (WARNED_OTHERWISE, TOLD, "named otherwise", False),
+        (replace(WARNED, sentence=""), TOLD, "warned", True),
+        (replace(WARNED, sentence="see"), TOLD, "named otherwise", False),
         (WARNED, NOTHING, "not found", False),
+        (SHOWN, TOLD, "warned", True),
+        (SHOWN, NOTHING, "not found", False),
+        (NOTED, TOLD, "warned", True),
+        (NOTED, NOTHING, "not found", False),
         (WARNED, VIOLATED, "accused", None),
         (None, NOTHING, "not accused", None),  # of a healthy training
         (None, VIOLATED, "accused", None),
@@ -145,10 +148,16 @@ def test_every_answer_but_the_wanted_ones_fails():
 
 
 @pytest.mark.parametrize(
-    ("seen", "name"), [(VIOLATED, "noise"), (OTHER_FINDING, "mu"), (TOLD, "noise"), (NOTHING, None)]
+    ("fault", "seen", "name"),
+    [
+        (SEEN, VIOLATED, "noise"),
+        (SEEN, TOLD, "mu"),
+        (WARNED, TOLD, "noise.excess"),
+        (SEEN, NOTHING, None),
+    ],
 )
-def test_the_finding_is_expected_or_the_verdicts(seen, name):
-    found = finding_of(Row("fault", SEEN, "Opacus"), seen)
+def test_the_finding_is_the_verdicts_or_one_that_warns(fault, seen, name):
+    found = finding_of(Row("fault", fault, "Opacus"), seen)
     assert (found.name if found else None) == name
 
 

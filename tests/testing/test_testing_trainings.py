@@ -9,28 +9,29 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from torch import distributed
 from torch.nn import functional
 
+from lightning_audit.testing.faulty_trainings import (
+    AccumulationScalesTwice,
+    DividesByRealisedBatchByHand,
+    EmptyBatchesSkipped,
+    GdpAccountant,
+    LogicalBatchesRunTogether,
+    NoiseRepeatedOnResume,
+    NormalisedOverTheBatch,
+    NotANumber,
+    ProcessesNotSynchronised,
+    RecordCountsTwice,
+    RecordsDrawnByEveryProcess,
+    RowsOfPackedSequences,
+    SummedLoss,
+)
 from lightning_audit.testing.trainings import (
     BATCH_SIZE,
     CLASSES,
-    Accumulated,
-    Configured,
     DeepTraining,
     Distributed,
-    DrawnByAll,
-    FourViews,
-    GdpAccountant,
     Ghost,
     HandWritten,
-    MeanOverBatch,
-    MergedBatches,
-    NormalisedOverBatch,
-    NotANumber,
-    NotSynchronised,
-    PackedSequences,
     PhysicalBatches,
-    SeededNoise,
-    SkipsEmptyBatches,
-    SummedLoss,
     Training,
     net,
     random_data,
@@ -53,18 +54,19 @@ def _one_of_one(tmp_path):
 @pytest.mark.usefixtures("_one_of_one")
 def test_only_a_module_that_opacus_wraps_is_synchronised():
     assert isinstance(Distributed().for_private(), DifferentiallyPrivateDistributedDataParallel)
-    plain = NotSynchronised()
+    plain = ProcessesNotSynchronised()
     assert plain.for_private() is plain.net
 
 
 @pytest.mark.usefixtures("_one_of_one")
-@pytest.mark.parametrize("kind", [Distributed, DrawnByAll])
+@pytest.mark.parametrize("kind", [Distributed, RecordsDrawnByEveryProcess])
 def test_records_are_dealt_out_unless_every_process_draws_from_all(kind):
     torch.manual_seed(0)
-    assert ("Distributed" in type(kind().train_dataloader().batch_sampler).__name__) == kind.dealt
+    dealt = kind.loader_arguments["distributed"]
+    assert ("Distributed" in type(kind().train_dataloader().batch_sampler).__name__) == dealt
 
 
-class WithSeed(Configured):
+class WithSeed(Training):
     engine_arguments: ClassVar = {"noise_generator": torch.Generator().manual_seed(3)}
 
 
@@ -106,12 +108,12 @@ def noise_of(optimizer) -> torch.Tensor:
 
 
 def test_a_resumed_training_draws_the_noise_of_the_first_run_again():
-    first, second = (noise_of(SeededNoise().configure_optimizers()) for _ in range(2))
+    first, second = (noise_of(NoiseRepeatedOnResume().configure_optimizers()) for _ in range(2))
     assert torch.equal(first, second)
 
 
 def test_its_generator_is_made_on_the_device_of_the_parameters(monkeypatch):
-    module, made = SeededNoise(), []
+    module, made = NoiseRepeatedOnResume(), []
     module.net.to("meta")
 
     class Generator:
@@ -132,23 +134,26 @@ def test_the_steps_are_told_to_the_accountant_of_gaussian_dp():
 
 
 def test_without_poisson_sampling_the_divisor_is_the_loaders_batch():
-    assert Accumulated().configure_optimizers().expected_batch_size == 16
+    assert AccumulationScalesTwice().configure_optimizers().expected_batch_size == 16
 
 
 def test_some_poisson_batches_of_two_are_empty():
     torch.manual_seed(0)
-    sizes = [len(x) for x, _ in SkipsEmptyBatches().train_dataloader()]
+    sizes = [len(x) for x, _ in EmptyBatchesSkipped().train_dataloader()]
     assert 0 in sizes
     assert sum(sizes) / len(sizes) == pytest.approx(2.0, rel=0.2)
 
 
 def test_an_epoch_of_split_batches_is_estimated_and_not_counted():
-    assert len(MergedBatches().data) == 256
-    assert len(MergedBatches.splitter(sampler=[[0]] * 3, max_batch_size=8, optimizer=None)) > 0
+    assert len(LogicalBatchesRunTogether().data) == 256
+    assert (
+        len(LogicalBatchesRunTogether.splitter(sampler=[[0]] * 3, max_batch_size=8, optimizer=None))
+        > 0
+    )
 
 
 def test_scores_of_packed_sequences_are_those_of_their_own_record():
-    net, x = PackedSequences().net, random_data(records=6).tensors[0]
+    net, x = RowsOfPackedSequences().net, random_data(records=6).tensors[0]
     assert torch.allclose(net(x)[2], net(x[2:3])[0], atol=1e-5)
 
 
@@ -191,11 +196,12 @@ def test_four_views_add_up_to_four_clipped_gradients_of_a_record(batch):
         return torch.cat([g.flatten() for g in one.values()]).norm().item()
 
     assert longest(HandWritten) == pytest.approx(1e-3, rel=1e-3)
-    assert longest(FourViews) == pytest.approx(4e-3, rel=0.05)
+    assert longest(RecordCountsTwice) == pytest.approx(4e-3, rel=0.05)
 
 
 @pytest.mark.parametrize(
-    ("kind", "adds_up"), [(HandWritten, True), (FourViews, True), (NormalisedOverBatch, False)]
+    ("kind", "adds_up"),
+    [(HandWritten, True), (RecordCountsTwice, True), (NormalisedOverTheBatch, False)],
 )
 def test_only_where_records_meet_is_the_sum_not_that_of_its_halves(batch, kind, adds_up):
     module = kind()
@@ -208,7 +214,7 @@ def test_only_where_records_meet_is_the_sum_not_that_of_its_halves(batch, kind, 
 
 def test_divisors_and_losses_are_those_of_the_names(batch):
     assert HandWritten().divisor(3) == BATCH_SIZE
-    assert [MeanOverBatch().divisor(n) for n in (0, 3)] == [1, 3]
+    assert [DividesByRealisedBatchByHand().divisor(n) for n in (0, 3)] == [1, 3]
     mean, total = Training(), SummedLoss()
     total.net = mean.net
     assert total.training_step(batch, 0).item() == pytest.approx(
