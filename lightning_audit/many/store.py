@@ -124,7 +124,7 @@ def block_size(trainings: int) -> int:
 #: File of the rows.
 DATABASE = "trainings.sqlite"
 #: Layout of the tables, of the identities and of the plan's coins.
-LAYOUT = 3
+LAYOUT = 4
 #: Bytes of the smallest page of SQLite.
 _LEAST_BYTES = 512
 #: Most characters of an error that a row keeps.

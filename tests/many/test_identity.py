@@ -19,6 +19,7 @@ from torch.utils.data import TensorDataset
 from lightning_audit.many.identity import NoIdentity, digest_of
 
 BODY = """
+import sys
 import numpy as np
 import helpers
 RATE = {rate}
@@ -56,31 +57,36 @@ def make(lr):
 
     return train
 
-INNER = {inner}
+INNER = int(sys.argv[1])
+from lightning_audit.many.identity import digest_of
+print(digest_of(make({lr})))
 """
 VALUES = {"rate": 2.0, "factor": 1, "scale": 3, "steps": 10, "inner": 5, "lr": 0.1}
-VALUES |= {"comment": "", "added": 1, "lazy": 1}
+VALUES |= {"comment": "", "added": 1, "lazy": 1, "relative": 1, "unused": 1}
 #: What changes a training, each with another value.
 CHANGES = {"rate": 2.5, "factor": 2, "scale": 4, "steps": 11, "inner": 6, "lr": 0.2}
-CHANGES |= {"added": 2, "lazy": 2}
+CHANGES |= {"added": 2, "lazy": 2, "relative": 2}
 
 
-def digest(folder, in_module=False, hash_seed="0", **changes):
-    """Digest of a training in a process of its own, as a script or as a module."""
+def digest(folder, hash_seed="0", **changes):
+    """Digest of a training in a process of its own."""
     values = {**VALUES, **changes}
     folder.mkdir(exist_ok=True)
-    (folder / "helpers.py").write_text(f"def add(x):\n    return x + {values['added']}\n")
-    (folder / "lazily.py").write_text(f"VALUE = {values['lazy']}\n")
-    body = BODY.format(**values)
-    end = "from lightning_audit.many.identity import digest_of\n"
-    end += f"print(digest_of(make({values['lr']})))\n"
-    if in_module:
-        (folder / "user_code.py").write_text(body)
-        body = "from user_code import make\n"
-    (folder / "script.py").write_text(body + end)
+    (folder / "pack").mkdir()
+    files = {
+        "helpers.py": f"from pack import add\n\nOWN = {values['added']}\n",
+        "lazily.py": f"VALUE = {values['lazy']}\n",
+        "unused.py": f"VALUE = {values['unused']}\n",
+        "pack/__init__.py": "from .inner import add\n",
+        "pack/inner.py": "from . import of\n\n\ndef add(x):\n    return x + of.VALUE\n",
+        "pack/of.py": f"VALUE = {values['relative']}\n",
+        "script.py": BODY.format(**values),
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
     path = os.pathsep.join([str(folder), *sys.path])
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
-    command = [sys.executable, folder / "script.py"]
+    command = [sys.executable, folder / "script.py", str(values["inner"])]
     return subprocess.check_output(command, text=True, env=environment, timeout=120).strip()
 
 
@@ -88,8 +94,7 @@ def digest(folder, in_module=False, hash_seed="0", **changes):
 def test_a_digest_changes_with_what_a_training_does_and_with_nothing_else(tmp_path):
     first = digest(tmp_path / "0")
     assert digest(tmp_path / "1", hash_seed="7") == first
-    assert digest(tmp_path / "2", comment='"""A docstring."""  # and a comment') == first
-    assert digest(tmp_path / "3", in_module=True) == first
+    assert digest(tmp_path / "2", comment="# a comment", unused=2) == first
     changed = {digest(tmp_path / name, **{name: value}) for name, value in CHANGES.items()}
     assert len(changed) == len(CHANGES)
     assert first not in changed
@@ -173,28 +178,21 @@ def test_a_compiled_module_counts_by_its_bytes_and_an_installed_one_by_its_versi
     assert digests[2] == digests[3]
 
 
-# --- What is set at run time counts; what the code counts or keeps for itself does not.
+# --- What is set at run time counts; what the code binds itself does not.
 HELPERS = """
 RATE = 1.0
 SETTINGS = {"rate": 1.0}
 CALLS = 0
-CACHE = {}
 
 
 class Net:
     scale = 1.0
-    made = 0
-
-    def __init__(self):
-        type(self).made += 1
-        self.scale = self.scale
 
 
 def add(x):
     global CALLS
     CALLS += 1
-    CACHE[x] = x
-    return x * RATE
+    return x * RATE * SETTINGS["rate"]
 """
 
 
@@ -218,8 +216,7 @@ def using(helpers):
     [
         lambda helpers: setattr(helpers, "RATE", 5.0),
         lambda helpers: setattr(helpers.Net, "scale", 5.0),
-        lambda helpers: helpers.SETTINGS.update(rate=5.0),
-        lambda helpers: setattr(helpers, "MORE", "text"),
+        lambda helpers: helpers.add.__globals__["SETTINGS"].update(rate=5.0),
         lambda helpers: setattr(helpers, "add", abs),
         lambda helpers: setattr(helpers.Net, "scale", property(lambda self: 5.0)),
     ],
@@ -231,20 +228,31 @@ def test_what_is_set_in_a_module_or_class_at_run_time_counts(helpers, change):
     assert digest_of(using(helpers)) != before
 
 
-def test_what_the_code_counts_or_keeps_for_itself_does_not_refuse_a_resume(helpers):
-    train, count = using(helpers), [0]
+def test_what_the_code_binds_itself_does_not_refuse_a_resume(helpers):
+    train = using(helpers)
     calls, kept = 0, functools.lru_cache(lambda x: x)
 
     def counting(dataset, seed):
         nonlocal calls
         calls += 1
-        count[0] += 1
         return kept(train(dataset, seed))
 
     before = digest_of(train), digest_of(counting)
     assert counting(3.0, 0) == 3.0
-    assert (helpers.CALLS, helpers.CACHE, helpers.Net.made, calls) == (1, {3.0: 3.0}, 1, 1)
+    assert (helpers.CALLS, calls) == (1, 1)
     assert (digest_of(train), digest_of(counting)) == before
+
+
+def test_a_function_without_a_file_counts_by_its_instructions_and_imports(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for value, imported in itertools.product((1, 2), (1, 2)):
+        (tmp_path / "of_a_notebook.py").write_text(f"VALUE = {imported}\n")
+        own = {"__name__": "__main__"}
+        text = f"def train(data, seed):\n    import of_a_notebook\n    return data + {value}\n"
+        exec(compile(text, "<cell>", "exec"), own)
+        found.append(digest_of(own["train"]))
+    assert len({*found}) == 4
 
 
 def swap(name, value):

@@ -320,7 +320,7 @@ insert into audit values ('schema', '2'); insert into training values (0, '1', 7
 def test_a_store_of_an_earlier_layout_is_refused_in_a_sentence(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as db:
         db.executescript(EARLIER)
-    refused = r"another layout than this release reads, 3; finish the audit with the release that"
+    refused = r"another layout than this release reads, 4; finish the audit with the release that"
     for read in (opened, status_of):
         with pytest.raises(StoreError, match=refused):
             read(tmp_path)
@@ -394,7 +394,7 @@ def test_scores_keep_every_digit(tmp_path):
 CANARIES = Plan(0, 60, 3)
 SENTENCE = re.compile(
     r"the store .* cannot be read \(.+\); restore trainings.sqlite from a copy, or give .*|"
-    r".* has another layout than this release reads, 3; .*"
+    r".* has another layout than this release reads, 4; .*"
 )
 
 
@@ -491,7 +491,7 @@ EDITS = [
     "create index more on training (seconds)",
     "alter table training add column more",
     "alter table training rename column ended to over",
-    "pragma user_version = 2",
+    "pragma user_version = 3",
 ]
 
 
