@@ -8,7 +8,6 @@ import os
 import platform
 import secrets
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -128,8 +127,9 @@ def audit_training(
     work, say = Work(train, worlds_of(dataset, chosen, pair), score), progress(bool(display))
     parts, asked = {"adjacency": pair}, (promise.words, pair)
     with contextlib.closing(store_of(store, plan, work, seed, identity, parts, asked)) as kept:
-        _announce(kept, promise, level, say)
         looks = GrowingLook(promise.least_error, -math.log(level))
+        kept.say(promise.words, looks)
+        _announce(kept, promise, level, say)
 
         def refuted(prefix: Prefix) -> bool:
             seen = stop == "refuted" and len(prefix.failed)
@@ -151,11 +151,8 @@ def audit_training(
 def _announce(
     store: TrainingStore, promise: Promise, significance: float, say: Callable[[str], None]
 ) -> None:
-    """Store and print what the call asks for, and remove the report of fewer trainings."""
-    count = store.plan.trainings
-    call = {"trainings": count, "claim": promise.words, "least_error": promise.least_error}
-    store.say({**call, "significance": significance, "begun": time.time()})
-    say(f"privacy audit: {before_the_first(promise, count, significance)}")
+    """Print what is claimed, and remove the report of fewer trainings."""
+    say(f"privacy audit: {before_the_first(promise, store.plan.trainings, significance)}")
     with contextlib.suppress(OSError):  # a killed audit has no report
         (store.folder / REPORT_NAME).unlink()
 

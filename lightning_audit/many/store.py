@@ -6,27 +6,21 @@ training as planned, and of what the store is about. So a row that changed, or w
 others now, is refused; and the store counts its rows, so that one that is gone is missed.
 
 **What a store holds while an audit may be writing it: counts, times and evidence.** The driver
-locks the database for itself alone, so a copy is read: of the database, then of its write-ahead
-log. As long as that log was not restarted meanwhile, it has each page that a checkpoint wrote into
-the database during the copy, and SQLite reads those from the log
-(https://sqlite.org/walformat.html). Nothing in the store's folder is written.
+locks the database for itself alone, so it writes these into `status.json` after transactions.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import math
 import os
 import re
-import shutil
 import sqlite3
 import stat
 import statistics
 import sys
-import tempfile
 import time
 from array import array
 from collections import Counter
@@ -38,8 +32,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.files import open_regular, reason_of, visible
+from lightning_audit.files import as_type, open_regular, read_json, reason_of, replacing, visible
 from lightning_audit.many.looks import GrowingLook
+from lightning_audit.results.report_json import plain
 
 # --- The plan of an audit over many trainings: each training's number, coins, seed and block.
 
@@ -252,6 +247,12 @@ class TrainingStore(Ended):
     ) -> None:
         super().__init__(plan)
         self.folder = Path(folder)
+        self.losses: Counter[int] = Counter()
+        self._claim: tuple[str, GrowingLook] | None = None
+        self._opened, self._told = time.time(), -math.inf
+        #: Trainings with a score, those that had been lost, and those that ended since it is open.
+        self._done = self._again = self._ended = 0
+        self._seconds = array("d")
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
         with _reading(self.folder):
@@ -305,11 +306,21 @@ class TrainingStore(Ended):
         with _reading(self.folder):
             self.losses = kept.losses()
             self.remember(kept.outcomes())
+            self._last_error = kept.last_error()
+        self._tell(now=True)
 
-    def say(self, call: Mapping[str, object]) -> None:
-        """Store what the latest call asks for, which `lightning-audit status` prints."""
-        with self._writing():
-            self._facts({"call": dict(call)})
+    def remember(self, outcomes: Iterable[Outcome]) -> None:
+        """Append trainings that have ended, and count them."""
+        new = list(outcomes)
+        super().remember(new)
+        self._done += sum(one.scores is not None for one in new)
+        self._again += sum(one.number in self.losses for one in new)
+        self._seconds.extend(one.seconds for one in new if one.seconds is not None)
+
+    def say(self, claim: str, looks: GrowingLook) -> None:
+        """State what is claimed, and looks of that claim, which `lightning-audit status` prints."""
+        self._claim = claim, looks
+        self._tell(now=True)
 
     def add(self, outcomes: Sequence[Outcome]) -> None:
         """Store trainings that have ended, in one transaction.
@@ -325,6 +336,8 @@ class TrainingStore(Ended):
             self._db.executemany("insert into training values (?,?,?,?,?,?)", rows)
             self._facts({"count": [self.finished + len(new), self.losses.total()]})
         self.remember(new.values())
+        self._ended += len(new)
+        self._tell(error=next((one.error for one in reversed(new.values()) if one.error), ""))
 
     def lost(self, number: int, error: str) -> None:
         """Store why a training is started again.
@@ -338,10 +351,51 @@ class TrainingStore(Ended):
             self._db.execute("insert into loss values (?,?,?,?,?)", (place, *values, digest))
             self._facts({"count": [self.finished, place + 1]})
         self.losses[number] += 1
+        self._tell(error=error)
 
     def close(self) -> None:
         """Close the store, for another driver."""
+        self._tell(now=True)
         self._db.close()
+
+    def _tell(self, *, error: str = "", now: bool = False) -> None:
+        """Write `status.json`, unless it is less than a second old."""
+        self._last_error = error or self._last_error
+        if not now and time.monotonic() < self._told + _BETWEEN_STATUSES:
+            return
+        self._told = time.monotonic()
+        between = (time.time() - self._opened) / self._ended if self._ended else None
+        left = max(0, self.plan.trainings - self.finished)
+        status = StoreStatus(
+            planned=self.plan.trainings,
+            done=self._done,
+            failed=self.finished - self._done,
+            started_again=self._again,
+            in_use=None,
+            training_seconds=statistics.median(self._seconds) if self._seconds else None,
+            seconds_between=between,
+            seconds_left=None if between is None else between * left,
+            evidence=self._evidence(),
+            last_error=_type_of(self._last_error),
+        )
+        # The trainings are stored; on Windows the file cannot be replaced while it is read.
+        with contextlib.suppress(OSError), replacing(self.folder / STATUS) as file:
+            file.write(json.dumps(plain(asdict(status)), allow_nan=False).encode())
+
+    def _evidence(self) -> Evidence | None:
+        """Return the evidence of the prefix."""
+        if self._claim is None or not self.ready:
+            return None
+        claim, looks = self._claim
+        prefix = self.prefix()
+        seen = looks.at(prefix.scores, prefix.coins, prefix.failed)
+        return Evidence(
+            claim=claim,
+            errors=seen.errors,
+            guesses=seen.guesses,
+            log10_e=seen.log_e / math.log(10.0),
+            log10_refuting=looks.goal / math.log(10.0),
+        )
 
     def _written(self, one: Outcome) -> tuple[object, ...]:
         scores = None if one.scores is None else np.array(one.scores, dtype="<f8").tobytes()
@@ -435,7 +489,7 @@ class Contents:
             _same(digest, _digest(key, text), f"its {key}")
             facts[key] = json.loads(text)
         self.plan, self.identity = Plan(**facts["plan"]), dict(facts["identity"])
-        self.count, self.call = facts["count"], dict(facts.get("call", {}))
+        self.count = facts["count"]
         self.head = _digest(facts["plan"], facts["identity"])
 
     def outcomes(self) -> Iterator[Outcome]:
@@ -454,6 +508,14 @@ class Contents:
             _same(digest, _digest(self.head, place, number, error, ended), f"loss {place}")
             found[number] += 1
         return found
+
+    def last_error(self) -> str:
+        """Return the text of the last error; empty if there was none."""
+        found = self._db.execute(
+            "select error from (select error, ended from training where error != '' "
+            "union all select error, ended from loss) order by ended desc limit 1"
+        ).fetchone()
+        return str(found[0]) if found else ""
 
     def _counted(self, table: str, place: int) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a table, as many as the store has counted."""
@@ -488,11 +550,8 @@ def _refuse_no_database(path: Path) -> None:
 
 # --- What a store holds while an audit may be writing it: counts, times and evidence.
 
-#: Rows that `status_of` holds at a time.
-_PAGE = 500
-#: Bytes of the header of a write-ahead log, which change when the log restarts.
-_HEADER = 32
-_TRIES, _BETWEEN_TRIES = 20, 0.05
+#: File of the status, and seconds between two that are written.
+STATUS, _BETWEEN_STATUSES = "status.json", 1.0
 #: Bytes of the database that SQLite locks (https://sqlite.org/lockingv3.html).
 _LOCKED_FIRST, _LOCKED = 0x40000002, 510
 #: Texts of the driver and the worker for failures that are no exception, and what they are called.
@@ -549,132 +608,39 @@ class StoreStatus:
 
 
 def status_of(folder: Path) -> StoreStatus:
-    """Read the store in a folder. Call it from another process than the audit's.
+    """Read the status of the store in a folder. Call it from another process than the audit's.
 
     On POSIX, a process that closes a file loses its own locks on it: called in the process of a
     running audit, this would unlock its store.
 
     Raises:
-        StoreError: there is no store, or it is damaged.
+        StoreError: there is no store, or its status is absent or damaged.
     """
-    with _reading(folder):
-        if not os.path.lexists(folder / DATABASE):
-            raise StoreError(f"{folder} holds no store: there is no {DATABASE} in it.")
-        _refuse_no_database(folder / DATABASE)
-        with _copied(folder) as db:
-            return _status(Contents(db, folder), db, _in_use(folder))
+    if not os.path.lexists(folder / DATABASE):
+        raise StoreError(f"{folder} holds no store: there is no {DATABASE} in it.")
+    try:
+        stated = read_json(folder / STATUS)
+        status: StoreStatus = as_type(StoreStatus, stated)
+        return replace(status, in_use=_in_use(folder))
+    except FileNotFoundError:
+        raise StoreError(
+            f"{folder} has no {STATUS}, which releases before did not write; the same command or "
+            "call writes it, or says why it cannot continue the store."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise StoreError(
+            f"the status in {folder} cannot be read ({visible(reason_of(error))}); the same "
+            "command or call writes it again."
+        ) from error
 
 
-def _status(kept: Contents, db: sqlite3.Connection, in_use: bool | None) -> StoreStatus:
-    planned = int(kept.call.get("trainings", kept.plan.trainings))
-    begun = float(kept.call.get("begun", math.inf))
-    losses, outcomes, durations = kept.losses(), kept.outcomes(), array("d")
-    looks, ready, done, again, finished = _looks_of(kept.call), 0, 0, 0, 0
-    evidence = None
-    while page := list(itertools.islice(outcomes, _PAGE)):
-        finished += len(page)
-        done += sum(one.scores is not None for one in page)
-        again += sum(one.number in losses for one in page)
-        durations.extend(one.seconds for one in page if one.seconds is not None)
-        following = [one for place, one in enumerate(page, ready) if one.number == place < planned]
-        ready += len(following)
-        if looks is not None:
-            evidence = _evidence(kept, looks, following)
-    ended_now, last = db.execute(
-        "select count(*), max(ended) from training where ended >= ?", (begun,)
-    ).fetchone()
-    between = (last - begun) / ended_now if ended_now else None
-    return StoreStatus(
-        planned=planned,
-        done=done,
-        failed=finished - done,
-        started_again=again,
-        in_use=in_use,
-        training_seconds=statistics.median(durations) if durations else None,
-        seconds_between=between,
-        seconds_left=None if between is None else between * max(0, planned - finished),
-        evidence=evidence,
-        last_error=_last_error(db),
-    )
-
-
-def _looks_of(call: Mapping[str, Any]) -> GrowingLook | None:
-    if "least_error" not in call:
-        return None
-    return GrowingLook(float(call["least_error"]), -math.log(float(call["significance"])))
-
-
-def _evidence(kept: Contents, looks: GrowingLook, following: Sequence[Outcome]) -> Evidence:
-    """Return the evidence after some more trainings of the prefix."""
-    shape = len(following), kept.plan.canaries
-    lost = (math.nan,) * kept.plan.canaries
-    seen = looks.after(
-        np.array([one.scores or lost for one in following], dtype=np.float64).reshape(shape),
-        np.array([kept.plan.training(one.number).coins for one in following], bool).reshape(shape),
-        np.array([one.scores is None for one in following], dtype=bool),
-    )
-    return Evidence(
-        claim=str(kept.call["claim"]),
-        errors=seen.errors,
-        guesses=seen.guesses,
-        log10_e=seen.log_e / math.log(10.0),
-        log10_refuting=looks.goal / math.log(10.0),
-    )
-
-
-def _last_error(db: sqlite3.Connection) -> str:
-    """Return the type of the last error: its text may quote data."""
-    found = db.execute(
-        "select error from (select error, ended from training where error != '' "
-        "union all select error, ended from loss) order by ended desc limit 1"
-    ).fetchone()
-    if found is None:
-        return ""
-    text = str(found[0])
+def _type_of(error: str) -> str:
+    """Return the type of an error: its text may quote data."""
     for start, name in _OWN_ERRORS.items():
-        if text.startswith(start):
+        if error.startswith(start):
             return name
-    kind = _ERROR_TYPE.match(text)
-    return kind.group() if kind else "unknown"
-
-
-@contextlib.contextmanager
-def _copied(folder: Path) -> Iterator[sqlite3.Connection]:
-    """Open a copy of the database as it was at one time."""
-    with tempfile.TemporaryDirectory(prefix="lightning-audit-") as name:
-        copy = Path(name)
-        _copy(folder, copy)
-        db = sqlite3.connect(copy / DATABASE)
-        try:
-            yield db
-        finally:
-            db.close()
-
-
-def _copy(folder: Path, copy: Path) -> None:
-    log = f"{DATABASE}-wal"
-    for _ in range(_TRIES):
-        before = _generation(folder / DATABASE, folder / log)
-        (copy / log).unlink(missing_ok=True)
-        for name in (DATABASE, log):  # in this order
-            with (
-                contextlib.suppress(*([FileNotFoundError] if name == log else [])),
-                open_regular(folder / name) as source,
-                open(copy / name, "wb") as target,
-            ):
-                shutil.copyfileobj(source, target)
-        if _generation(folder / DATABASE, folder / log) == before:
-            return
-        time.sleep(_BETWEEN_TRIES)
-    raise StoreError(f"{folder} changed while it was read, {_TRIES} times; try again.")
-
-
-def _generation(database: Path, log: Path) -> tuple[bytes, int]:
-    """Return what changes if the log restarts; without a log, if the database changes."""
-    header = b""
-    with contextlib.suppress(FileNotFoundError), open_regular(log) as file:
-        header = file.read(_HEADER)
-    return header, 0 if header else database.stat().st_mtime_ns
+    kind = _ERROR_TYPE.match(error)
+    return kind.group() if kind else "unknown" if error else ""
 
 
 def _in_use(folder: Path) -> bool | None:

@@ -771,13 +771,13 @@ def test_json_has_the_same_numbers(status):
     assert found["last_error"] == "MemoryError"
 
 
-def test_a_folder_without_a_store_and_a_damaged_file_are_refused_in_a_sentence(tmp_path, cli):
+def test_a_folder_without_a_store_and_one_without_a_status_are_refused_in_a_sentence(tmp_path, cli):
     told = f"lightning-audit: {tmp_path} holds no store: there is no trainings.sqlite in it.\n"
     assert cli("status", tmp_path) == (2, "", told)
     (tmp_path / "trainings.sqlite").write_bytes(b"x" * 5000)
     said = cli("status", tmp_path)
     assert said.code == 2
-    assert "cannot be read (file is not a database); restore trainings.sqlite" in said.err
+    assert "has no status.json, which releases before did not write; the same command" in said.err
     assert said.err.count("\n") == 1
 
 

@@ -9,7 +9,7 @@ import re
 import sqlite3
 import subprocess
 import sys
-import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,10 @@ from places import REPOSITORY
 from scipy import stats
 from stages import staged
 
+from lightning_audit.many.looks import GrowingLook, guess_coins, look_of
 from lightning_audit.many.store import (
     DATABASE,
+    STATUS,
     Outcome,
     Plan,
     StoreError,
@@ -80,8 +82,7 @@ def test_blocks_hold_each_training_once():
     ]
 
 
-CALL = {"trainings": 100_000, "claim": "a claim", "least_error": 0.4, "significance": 1e-3}
-CALL |= {"begun": 0.0}
+CLAIM = "a claim", 0.4, -math.log(1e-3)
 READER = (
     "import sys, json\nfrom dataclasses import asdict\nfrom pathlib import Path\n"
     "from lightning_audit.many.store import status_of\n"
@@ -91,14 +92,13 @@ READER = (
 #: Adds a row a transaction, with the score 1 if the canary is in, until its input ends.
 WRITER = (
     "import sys, threading\nsys.path.append('../support')\n"
-    f"from {Path(__file__).stem} import CALL, PLAN, row\n"
-    "from lightning_audit.many.store import TrainingStore\n"
-    "store = TrainingStore(sys.argv[1], PLAN, {})\nstore.say(CALL)\n"
+    f"from {Path(__file__).stem} import PLAN, call, row\n"
+    "from lightning_audit.many import store as many\nmany._BETWEEN_STATUSES = 0.0\n"
+    "store = many.TrainingStore(sys.argv[1], PLAN, {})\nstore.say(*call())\n"
     "threading.Thread(target=lambda: (sys.stdin.read(), stop.append(1)), daemon=True).start()\n"
     "stop = []\nnumber = 0\nprint('begun', flush=True)\n"
     "while not stop:\n"
     "    store.add([row(number)])\n    number += 1\n"
-    "    if number % 40 == 0: store._db.execute('pragma wal_checkpoint(restart)')\n"
     "print(number, flush=True)\nstore.close()\n"
 )
 
@@ -122,10 +122,13 @@ def started(script, folder):
         process.communicate()
 
 
-def filled(folder, rows, call=CALL):
+def call():
+    return CLAIM[0], GrowingLook(*CLAIM[1:])
+
+
+def filled(folder, rows):
     store = TrainingStore(folder, PLAN, {})
-    if call:
-        store.say(call)
+    store.say(*call())
     store.add(rows)
     return store
 
@@ -134,7 +137,9 @@ def test_counts_times_and_evidence_of_a_store_that_a_driver_holds(tmp_path):
     rows = [row(n, error="ValueError: row 17 is secret" if n == 5 else "") for n in range(40)]
     store = filled(tmp_path, [])
     store.lost(5, "a killed process")
-    store.add(rows)
+    store.add(rows[:1])
+    store._told = -math.inf  # a second ago
+    store.add(rows[1:])
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with started(READER, tmp_path) as reader:
         told, _ = reader.communicate("\n", timeout=60)
@@ -157,37 +162,40 @@ def test_counts_times_and_evidence_of_a_store_that_a_driver_holds(tmp_path):
     assert status_of(tmp_path).in_use is (None if sys.platform == "win32" else False)
 
 
-@pytest.mark.parametrize(("page", "missing"), [(500, 99), (7, 99), (7, 21), (7, 25), (1, 0)])
-def test_evidence_is_that_of_the_looks(tmp_path, monkeypatch, page, missing):
-    from lightning_audit.many.looks import guess_coins, look_of
-
-    monkeypatch.setattr("lightning_audit.many.store._PAGE", page)
-    store = filled(tmp_path, [row(n) for n in range(30) if n != missing])
+@pytest.mark.parametrize("missing", [99, 21, 25, 0])
+def test_evidence_is_that_of_the_looks(tmp_path, missing):
+    store = filled(tmp_path, [row(n) for n in range(20) if n != missing])
+    store.add([row(n) for n in range(20, 30) if n != missing])
     prefix = store.prefix()
     store.close()
-    seen = look_of(guess_coins(prefix.scores, prefix.coins, prefix.failed), 0.4, -math.log(1e-3))
     found = status_of(tmp_path).evidence
+    if not missing:
+        assert found is None
+        return
+    seen = look_of(guess_coins(prefix.scores, prefix.coins, prefix.failed), *CLAIM[1:])
     assert found.log10_e == pytest.approx(seen.log_e / math.log(10))
     assert (found.errors, found.guesses) == (seen.errors, seen.guesses)
 
 
-@pytest.mark.heavy
-@pytest.mark.heavy_one_in(1)
-def test_a_status_holds_a_page_of_ten_thousand_rows_at_a_time(tmp_path):
-    scores = np.random.default_rng(0).standard_normal(10_000).tolist()
-    with opened(tmp_path, plan=Plan(0, 10_000, 20)) as store:
-        store.add([Outcome(n, (score,), 1.0) for n, score in enumerate(scores)])
-        store.say({**CALL, "trainings": 10_000})
-    tracemalloc.start()
-    try:
-        found, peak = status_of(tmp_path), tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert (found.done, found.training_seconds) == (10_000, 1.0)
-    assert found.evidence is not None
-    assert found.evidence.guesses > 9_990
-    # The scores that guesses are learnt from take .7 MiB; all rows at once took 5.7 MiB.
-    assert peak < 2 * 2**20
+def test_a_store_that_is_opened_again_knows_its_counts_and_last_error(tmp_path):
+    store = filled(tmp_path, [row(n, error="KeyError: 3" if n == 4 else "") for n in range(10)])
+    store.close()
+    before = status_of(tmp_path)
+    TrainingStore(tmp_path, PLAN, {}).close()
+    assert status_of(tmp_path) == replace(
+        before, evidence=None, seconds_between=None, seconds_left=None
+    )
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"planned": "x"}', "\x00"])
+def test_a_damaged_or_absent_status_is_one_sentence(tmp_path, content):
+    filled(tmp_path, [row(0)]).close()
+    (tmp_path / STATUS).write_text(content)
+    with pytest.raises(StoreError, match=r"the status in .* cannot be read \(.+\); the same "):
+        status_of(tmp_path)
+    (tmp_path / STATUS).unlink()
+    with pytest.raises(StoreError, match=r"has no status\.json, which releases before did not"):
+        status_of(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +217,6 @@ def test_of_the_last_error_its_type_is_read_and_no_text(tmp_path, error, named):
 
 @pytest.mark.heavy
 def test_each_reading_of_a_store_that_is_written_is_of_one_time(tmp_path):
-    """The log restarts every 40 rows: a torn copy has holes in the plan, or is malformed."""
     ended = []
     with started(WRITER, tmp_path) as writer, started(READER, tmp_path) as reader:
         assert writer.stdout.readline() == "begun\n"
@@ -218,7 +225,7 @@ def test_each_reading_of_a_store_that_is_written_is_of_one_time(tmp_path):
             reader.stdin.flush()
             status = json.loads(reader.stdout.readline())
             ended.append(status["done"])
-            if status["evidence"]:  # of all rows: the prefix has no hole
+            if status["evidence"]:
                 assert status["evidence"]["guesses"] + 20 >= status["done"]
         written, _ = writer.communicate("", timeout=60)
     assert ended == sorted(ended)
@@ -321,9 +328,8 @@ def test_a_store_of_an_earlier_layout_is_refused_in_a_sentence(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as db:
         db.executescript(EARLIER)
     refused = r"another layout than this release reads, 4; finish the audit with the release that"
-    for read in (opened, status_of):
-        with pytest.raises(StoreError, match=refused):
-            read(tmp_path)
+    with pytest.raises(StoreError, match=refused):
+        opened(tmp_path)
 
 
 def test_a_store_without_trainings_takes_another_function_and_then_keeps_its_plan(tmp_path):
@@ -400,10 +406,9 @@ SENTENCE = re.compile(
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The bytes of a store with failures, a lost training and a call, and what is read of it."""
+    """The bytes of a store with failures and a lost training, and what is read of it."""
     folder = tmp_path_factory.mktemp("whole")
     with opened(folder) as store:
-        store.say(CALL)
         store.lost(2, "lost")
         store.add([row(n, n / 7, error="ValueError: x" if n % 9 == 5 else "") for n in range(60)])
     return (folder / DATABASE).read_bytes(), read(folder)
@@ -411,41 +416,33 @@ def whole(tmp_path_factory):
 
 def read(folder):
     """Everything that is read of a store; None instead if it is refused in a sentence."""
-    return [_read(reader, folder) for reader in (status_of, facts_of)]
-
-
-def _read(reader, folder):
     try:
-        return reader(folder)
+        with opened(folder) as store:
+            return store.rows(), store.plan, store.planned, dict(store.losses)
     except StoreError as error:
         return None if SENTENCE.fullmatch(str(error)) else error
 
 
-def facts_of(folder):
-    with opened(folder) as store:
-        return store.rows(), store.plan, store.planned, dict(store.losses)
-
-
-def same_or_refused(folder, content, whole):
-    """Whether a damaged store is refused by both readers; what is read must be what was written."""
+def is_refused(folder, content, whole):
+    """Whether a damaged store is refused; what is read must be what was written."""
     for path in folder.glob(f"{DATABASE}*"):
         path.unlink()
     (folder / DATABASE).write_bytes(content)
     found = read(folder)
-    assert all(one is None or one == other for one, other in zip(found, whole, strict=True))
-    return found.count(None) == 2
+    assert found is None or found == whole
+    return found is None
 
 
 @pytest.mark.parametrize("flips", staged(quick=[40], heavy=[200], nightly=[4000]))
 def test_no_flipped_bit_is_silent(tmp_path, whole, flips):
     content, facts = whole
-    assert not same_or_refused(tmp_path, content, facts)
+    assert not is_refused(tmp_path, content, facts)
     rng = np.random.default_rng(0)
     refused = 0
     for bit in rng.integers(8 * len(content), size=flips):
         damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
-        refused += same_or_refused(tmp_path, bytes(damaged), facts)
+        refused += is_refused(tmp_path, bytes(damaged), facts)
     assert 0.1 * flips < refused < flips  # the others are in unused parts of pages
 
 
@@ -453,20 +450,20 @@ def test_no_flipped_bit_is_silent(tmp_path, whole, flips):
 def test_a_store_that_was_cut_or_overwritten_is_refused(tmp_path, whole, keep):
     content, facts = whole
     part = content[:keep]
-    assert same_or_refused(tmp_path, part, facts)
+    assert is_refused(tmp_path, part, facts)
     for filler in (b"\xff", b"\0", b"not a database"):
         filled_up = (part + filler * len(content))[: len(content)]
-        same_or_refused(tmp_path, filled_up, facts)
-        assert keep == -1 or read(tmp_path) == [None, None]
+        is_refused(tmp_path, filled_up, facts)
+        assert keep == -1 or read(tmp_path) is None
 
 
 VALUES = ("'x'", "x'00'", "-1", "1e999", "zeroblob(8)", "ended + 1", "cast(digest as text)")
 COLUMNS = ("scores", "seconds", "error", "ended", "digest")
-FACTS = ("plan", "identity", "count", "call")
+FACTS = ("plan", "identity", "count")
 OF_7 = "where number = 7"
 EDITS = [
     *(f"update training set {column} = {value} {OF_7}" for column in COLUMNS for value in VALUES),
-    *(f"delete from fact where key = '{key}'" for key in FACTS[:3]),
+    *(f"delete from fact where key = '{key}'" for key in FACTS),
     *(
         f"update fact set value = {value} where key = '{key}'"
         for key in FACTS
@@ -500,7 +497,7 @@ def test_a_store_that_was_edited_is_refused(tmp_path, whole, edit):
     (tmp_path / DATABASE).write_bytes(whole[0])
     with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as db, db:
         db.execute(edit)
-    assert read(tmp_path) == [None, None]
+    assert read(tmp_path) is None
 
 
 def test_coins_that_fit_the_scores_cannot_be_edited_in(tmp_path, whole):
@@ -513,7 +510,7 @@ def test_coins_that_fit_the_scores_cannot_be_edited_in(tmp_path, whole):
             "update fact set value = ?, digest = ? where key = 'plan'",
             (plan, digest_of_fact("plan", plan)),
         )
-    assert read(tmp_path) == [None, None]
+    assert read(tmp_path) is None
 
 
 def digest_of_fact(key, text):
@@ -524,7 +521,7 @@ def digest_of_fact(key, text):
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path)])
 def test_what_is_no_file_is_refused(tmp_path, make):
     make(tmp_path / DATABASE)
-    assert read(tmp_path) == [None, None]
+    assert read(tmp_path) is None
 
 
 def test_rows_of_another_store_are_refused(tmp_path, whole):
@@ -535,4 +532,4 @@ def test_rows_of_another_store_are_refused(tmp_path, whole):
         db.execute("attach ? as other", (str(tmp_path / "whole"),))
         db.execute("delete from training")
         db.execute("insert into training select * from other.training")
-    assert read(tmp_path) == [None, None]
+    assert read(tmp_path) is None
