@@ -1,12 +1,13 @@
-"""Steps to a PASS: what `preview` says, and the first step at which the training had the power.
+"""Steps to a PASS: what `plan` says, and the first step at which the training had the power.
 
 A tabular net and five nets whose first gradients are large: pixels from 0 to 255, weights six times
 as large as usual, a class of 2 %, pixels from 0 to 16 into a conv net, and targets that clipped
-steps never reach, of which `preview` must say that it cannot estimate.
+steps never reach, of which the plan must say that it cannot estimate.
 """
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_audit import PrivacyAudit
+from lightning_audit.callbacks.preview import preview
 from lightning_audit.verdict.judge import PowerModel
 
 _RNG = torch.Generator().manual_seed(0)
@@ -124,7 +126,8 @@ def run(seeds: int = 10, kinds: Sequence[str] = tuple(KINDS)) -> dict[str, objec
             with tempfile.TemporaryDirectory() as folder:
                 pl.seed_everything(seed, verbose=False)
                 module, steps = _Module(kind), KINDS[kind][-1]
-                said = PrivacyAudit(seed=seed).preview(trainer(steps), module).steps_needed
+                own = trainer(steps, PrivacyAudit(seed=seed))
+                said = preview(own, copy.deepcopy(module)).steps_needed
                 audit = PrivacyAudit(report_dir=folder, on_violation="warn", seed=seed)
                 first = _First(audit)
                 trainer(steps, audit, first).fit(module)

@@ -17,6 +17,7 @@ from stages import staged
 
 import lightning_audit
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation
+from lightning_audit.callbacks.preview import preview
 from lightning_audit.canaries import Dirac, Spread
 from lightning_audit.cli import main
 from lightning_audit.config import findings
@@ -173,7 +174,9 @@ def test_the_lines_for_the_random_state_keep_a_resumed_training_from_a_violation
 def test_the_plain_loop_of_the_plan_states_its_planned_steps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trainer, loop = blocks(DOCS / "plan.md", "python")
-    names = run(loop, run(trainer.split("\nfound = ")[0], {"__name__": "page"}))
+    names = run(loop, run(trainer, {"__name__": "page"}))
+    of_trainer = preview(*names["build"]())
+    assert max(of_trainer.steps_needed) < of_trainer.steps_planned == 87
     *given, arguments = names["build_loop"]()
     found = plan(*given, **arguments)
     assert found.can_be_audited

@@ -112,12 +112,12 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
         "verdict: the type of an exception; its text and traceback at the level `DEBUG` alone",
     ),
     (
-        "`preview`, `lightning-audit plan`",
+        "`lightning-audit plan`",
         "findings, steps to a PASS, attack",
-        "as `report.json`, of up to 256 steps of a copy: a function of its noisy gradients, which "
+        "as `report.json`, of up to 256 steps: a function of its noisy gradients, which "
         "no accountant counts; public (settings)",
     ),
-    ("`preview`, `lightning-audit plan`", "seconds", "public (the clock)"),
+    ("`lightning-audit plan`", "seconds", "public (the clock)"),
     ("`PrivacyViolation`, `InconclusiveAudit`", "message and `report`", "as `report.json`"),
     ("checkpoint", "generator of the coins, seed", "public; it determines the future coins"),
     ("checkpoint", "sums and e-values of releases, first releases, counts of steps", "public"),

@@ -17,7 +17,6 @@ from lightning_audit.callbacks._namespaces import (
     of_its_run,
 )
 from lightning_audit.callbacks.outcome import monitored
-from lightning_audit.callbacks.preview import preview
 from lightning_audit.callbacks.trainer import (
     LightningFrontEnd,
     LightningStep,
@@ -40,7 +39,6 @@ from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.optimizers import verified
 from lightning_audit.run.outcome import Stopping, boundary, left, send, tell, warn_of_end
-from lightning_audit.run.preview import Preview
 from lightning_audit.session.plan import join_batches
 from lightning_audit.session.planner import Ranks
 from lightning_audit.verdict.allow import Allow
@@ -216,12 +214,6 @@ class PrivacyAudit(AuditArguments, OneFit):
             "_stopping": Stopping(self.on_violation),
         }
         return super().__getstate__() | kept
-
-    def preview(
-        self, trainer: Trainer, model: LightningModule, *data: Any, **named: Any
-    ) -> Preview:
-        """Predict this audit of a training from a few steps of a copy; see `callbacks.preview`."""
-        return preview(self, trainer, model, *data, **named)
 
     @property
     def report(self) -> AuditReport | None:

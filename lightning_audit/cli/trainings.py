@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -26,9 +26,6 @@ from lightning_audit.many.store import StoreError, StoreStatus, duration, status
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.report.progress import progress
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
-
-if TYPE_CHECKING:
-    from lightning_audit.callbacks.privacy_audit import PrivacyAudit
 
 # --- Where `plan` and `selftest` train.
 
@@ -65,7 +62,7 @@ _GIVES = (
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.description = (
-        "Train a copy of a training, or a plain loop, for a few steps, and print whether it can be "
+        "Train a training, or a plain loop, for a few steps, and print whether it can be "
         "audited, by which method, which examinations would be skipped, how many steps a PASS "
         "takes, and what the audit costs. Exits with 0 if it can be audited, with 1 if it is "
         "refused, something is already wrong with it, or its planned steps cost more than is "
@@ -136,7 +133,7 @@ def run_plan(options: argparse.Namespace) -> int:
     try:
         with progress("batches", LAST_STEP, shown=options.progress) as advance:
             told = predict(on_batch=advance)
-    except Exception as error:  # something cannot be copied, or the user's code failed
+    except Exception as error:  # the user's code failed
         raise Refused(f"{type(error).__name__}: {error}") from error
     asked: dict[str, Any] = {}
     lacks = None
@@ -182,7 +179,9 @@ def _of_trainer(given: tuple[Any, ...]) -> Callable[..., Any] | None:
     if not hasattr(trainer, "fit") or not hasattr(model, "configure_optimizers") or wrong_data:
         return None
     data = {"datamodule": rest[0]} if rest else {}
-    return partial(_audit_of(trainer).preview, trainer, model, **data)
+    from lightning_audit.callbacks.preview import preview
+
+    return partial(preview, trainer, model, **data)
 
 
 def _of_loop(given: tuple[Any, ...]) -> Callable[..., Any] | None:
@@ -202,14 +201,6 @@ def _device_of(given: tuple[Any, ...]) -> str:
     if hasattr(given[0], "fit"):
         return str(given[0].strategy.root_device.type)
     return str(next(given[0].parameters()).device.type)
-
-
-def _audit_of(trainer: Any) -> PrivacyAudit:
-    """Return the Trainer's own audit, or one without arguments."""
-    from lightning_audit.callbacks.privacy_audit import PrivacyAudit
-
-    own = [callback for callback in trainer.callbacks if isinstance(callback, PrivacyAudit)]
-    return own[0] if own else PrivacyAudit()
 
 
 def _function(named: str) -> Callable[[], Any]:

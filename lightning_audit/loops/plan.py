@@ -11,7 +11,6 @@ from typing import Any
 from lightning_audit.hooks.boundary import OWN_TIME
 from lightning_audit.loops.audit import attach
 from lightning_audit.results.audit_report import UnauditableTraining
-from lightning_audit.run.earlier_fits import fits_put_back
 from lightning_audit.run.preview import (
     LAST_STEP,
     MOST_BATCHES,
@@ -51,7 +50,7 @@ def plan(
     stops = given.pop("on_violation", "raise") != "warn"
     times: list[tuple[float, float]] = []
     counted, most = StepsToPass(steps), MOST_BATCHES * LAST_STEP
-    with tempfile.TemporaryDirectory() as folder, silence(), fits_put_back():
+    with tempfile.TemporaryDirectory() as folder, silence():
         given |= {"on_violation": "warn", "report_dir": folder}
         try:
             audit = attach(model, optimizer, loader, **given)

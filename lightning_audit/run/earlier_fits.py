@@ -14,7 +14,7 @@ import os
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -118,17 +118,6 @@ _fits: deque[Fit] = deque(maxlen=_MOST)
 def forget_fits() -> None:
     """Forget the fits of this process, as if it had just begun."""
     _fits.clear()
-
-
-@contextlib.contextmanager
-def fits_put_back() -> Iterator[None]:
-    """Keep no fit of a training that is a trial."""
-    held = list(_fits)
-    try:
-        yield
-    finally:
-        _fits.clear()
-        _fits.extend(held)
 
 
 class EarlierFits(Kept):

@@ -190,14 +190,6 @@ def test_what_is_kept_in_a_checkpoint_comes_back():
     assert (other.first, other.count) == ("a", 2)
 
 
-def test_a_preview_is_no_fit(tmp_path):
-    audit = PrivacyAudit(seed=1, on_violation="warn", examinations=0, report_dir=tmp_path)
-    module = PrivateModule(dataset=random_data(128))
-    audit.preview(trainer_for(tmp_path, audit, max_steps=8), module, steps=2)
-    trainer_for(tmp_path, audit, max_steps=3).fit(module)
-    assert noted(audit.report) == []
-
-
 class WithEpsilon(ManualModule):
     """Noise that Opacus calibrates to an epsilon for one epoch."""
 
