@@ -23,7 +23,7 @@ from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.checks.clipping import LOSS_REDUCTION
 from lightning_audit.checks.opacus import OPACUS
 from lightning_audit.checks.replay import REPLAY_SENSITIVITY
-from lightning_audit.checks.replay_findings import NO_RECORD, NOT_ASKED
+from lightning_audit.checks.replay_findings import Reason
 from lightning_audit.checks.sampling import EXPECTED_BATCH_SIZE
 from lightning_audit.dpsgd.hand_over import released
 from lightning_audit.lints.settings import DIVIDED_TWICE, ONE_BATCH_ONLY, SKIPPED
@@ -238,7 +238,7 @@ class KeptBatches(Training):
     audit={"examinations": 1},
     ends="INCONCLUSIVE",
     check=REPLAY_SENSITIVITY.name,
-    sentence=NOT_ASKED.format(NO_RECORD),
+    sentence=str(Reason.NO_RECORD),
 )
 class OwnPool(Training):
     """A step trains on records that it draws itself, and the loader's batches are not used."""
