@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lightning_audit.accounting.composition import exceeds, passes_taken
 from lightning_audit.accounting.history import Phase, rates_known
@@ -73,22 +73,28 @@ def betting_bound(monitor: AuditMonitor, delta: float, significance: float) -> E
     """
     front, claims = monitor.leakage.front(significance), monitor.claims
     mu = proved_mu(front, claims)
+    epsilon = epsilon_of_parts(claims, front, delta)
+    without = (_WITHOUT,) if monitor.canary_steps < monitor.steps else ()
+    rests_on = (_OF_A_PART, *without)
+    return _of_readings(monitor, delta, significance, "betting", "anytime", epsilon, mu, rests_on)
+
+
+def _of_readings(
+    monitor: AuditMonitor,
+    delta: float,
+    significance: float,
+    name: str,
+    looks: Literal["anytime", "single"],
+    epsilon: float | None,
+    mu: float,
+    assumptions: tuple[str, ...],
+) -> EpsilonBound:
+    """Return a bound from the canaries' readings, at thresholds that are fixed beforehand."""
+    header = monitor.header
     return EpsilonBound(
-        name="betting",
-        epsilon_lower=epsilon_of_parts(claims, front, delta),
-        delta=delta,
-        mu_lower=mu,
-        significance=significance,
-        interpretation="confidence",
-        threshold="fixed",
-        looks="anytime",
-        assumptions=(
-            _coins(monitor.header),
-            *_game(monitor.header),
-            _OF_A_PART,
-            *((_WITHOUT,) if monitor.canary_steps < monitor.steps else ()),
-        ),
-        epsilon_step_lower=_step_epsilon(monitor.header, mu, delta),
+        *(name, epsilon, delta, mu, significance, "confidence", "fixed", looks),
+        assumptions=(_coins(header), *_game(header), *assumptions),
+        epsilon_step_lower=_step_epsilon(header, mu, delta),
     )
 
 
@@ -107,27 +113,15 @@ def end_bound(monitor: AuditMonitor, delta: float, significance: float) -> tuple
     if end is None or not fair or len(taken) != 1 or taken[0].noise_multiplier == 0.0:
         return ()
     mu, sigma = end.mu_lower(significance)
-    return (
-        EpsilonBound(
-            name=AT_END,
-            epsilon_lower=_composed(taken, mu * sigma, mu, delta),
-            delta=delta,
-            mu_lower=mu,
-            significance=significance,
-            interpretation="confidence",
-            threshold="fixed",
-            looks="single",
-            assumptions=(
-                _coins(monitor.header),
-                *_game(monitor.header),
-                _CANARIES,
-                "the look is at the planned end",
-                "Gaussian readings; by simulation for data of other distributions",
-                _COMPOSED,
-            ),
-            epsilon_step_lower=_step_epsilon(monitor.header, mu, delta),
-        ),
+    rests_on = (
+        _CANARIES,
+        "the look is at the planned end",
+        "Gaussian readings; by simulation for data of other distributions",
+        _COMPOSED,
     )
+    epsilon = _composed(taken, mu * sigma, mu, delta)
+    of = (monitor, delta, significance)
+    return (_of_readings(*of, AT_END, "single", epsilon, mu, rests_on),)
 
 
 def mu_bound(monitor: AuditMonitor, delta: float, significance: float) -> tuple[EpsilonBound, ...]:
@@ -144,27 +138,14 @@ def mu_bound(monitor: AuditMonitor, delta: float, significance: float) -> tuple[
         f"a canary adds at least {found.signal_lower:.3g} times the clipping norm, and the noise "
         f"is at most {found.noise_upper:.4g} times the claim, both for any data"
     )
-    return (
-        EpsilonBound(
-            name="mu",
-            epsilon_lower=_composed(monitor.history, found.ratio_lower, mu, delta),
-            delta=delta,
-            mu_lower=mu,
-            significance=significance,
-            interpretation="confidence",
-            threshold="fixed",
-            looks="single",
-            assumptions=(
-                _coins(monitor.header),
-                *_game(monitor.header),
-                limits,
-                _SO_FAR,
-                "Gaussian noise, of one size over its claim in all coordinates",
-                _COMPOSED,
-            ),
-            epsilon_step_lower=_step_epsilon(monitor.header, mu, delta),
-        ),
+    rests_on = (
+        limits,
+        _SO_FAR,
+        "Gaussian noise, of one size over its claim in all coordinates",
+        _COMPOSED,
     )
+    epsilon = _composed(monitor.history, found.ratio_lower, mu, delta)
+    return (_of_readings(monitor, delta, significance, "mu", "single", epsilon, mu, rests_on),)
 
 
 def literature_bounds(
