@@ -46,47 +46,25 @@ class Fact:
         title: in the card.
         section: of the card.
         asked_by: the standards that ask for it.
-        registry: its place in an entry of the OpenDP deployments registry; empty if it has none.
     """
 
     title: str
     section: Section
     asked_by: tuple[str, ...]
-    registry: tuple[str, ...] = ()
 
 
 #: By the key in card.yaml, in the order of the card.
 FACTS: Mapping[str, Fact] = {
-    "product": Fact("What is released", "guarantee", (NIST, OPENDP), ("product", "description")),
-    "intended_use": Fact("Intended use", "guarantee", (ISO, OPENDP), ("product", "intended_use")),
-    "unit": Fact(
-        "What one record is, and how many one person has",
-        "guarantee",
-        (NIST, OPENDP),
-        ("privacy_loss", "privacy_unit_description"),
-    ),
-    "justification": Fact(
-        "Why this epsilon", "guarantee", (NIST, OPENDP), ("implementation", "justification")
-    ),
-    "actors": Fact(
-        "Who sees data or gradients without noise",
-        "guarantee",
-        (NIST, OPENDP),
-        ("model", "actors"),
-    ),
-    "unprotected": Fact(
-        "Published without noise",
-        "guarantee",
-        (NIST, OPENDP),
-        ("dp_flavor", "unprotected_quantities"),
-    ),
+    "product": Fact("What is released", "guarantee", (NIST, OPENDP)),
+    "intended_use": Fact("Intended use", "guarantee", (ISO, OPENDP)),
+    "unit": Fact("What one record is, and how many one person has", "guarantee", (NIST, OPENDP)),
+    "justification": Fact("Why this epsilon", "guarantee", (NIST, OPENDP)),
+    "actors": Fact("Who sees data or gradients without noise", "guarantee", (NIST, OPENDP)),
+    "unprotected": Fact("Published without noise", "guarantee", (NIST, OPENDP)),
     "data": Fact("Data and their sensitivity", "context", (ISO,)),
     "collection": Fact("Collection of the data", "context", (NIST, ISO)),
     "preprocessing": Fact(
-        "Preprocessing, and choice of hyperparameters",
-        "context",
-        (NIST, OPENDP),
-        ("implementation", "pre_processing_eda_hyperparameter_tuning"),
+        "Preprocessing, and choice of hyperparameters", "context", (NIST, OPENDP)
     ),
     "security": Fact("Security of data and training", "context", (NIST, ISO)),
     "recipients": Fact("Recipients and access", "context", (ISO,)),
@@ -94,7 +72,7 @@ FACTS: Mapping[str, Fact] = {
     "threats": Fact("Attacks that were considered", "context", (ISO,)),
     "utility": Fact("Utility and bias", "context", (NIST,)),
     "harm": Fact("Harm if epsilon were wrong", "context", (ISO,)),
-    "curator": Fact("Data curator", "governance", (ISO, OPENDP), ("product", "data_curators")),
+    "curator": Fact("Data curator", "governance", (ISO, OPENDP)),
     "responsible": Fact("Responsible person", "governance", (ISO,)),
     "transparency": Fact("Information for the people in the data", "governance", (ISO,)),
     "response": Fact("Monitoring and response to incidents", "governance", (ISO,)),
@@ -455,7 +433,7 @@ def _shown(value: Any) -> str:
     return "unknown" if value is None else visible(str(value))
 
 
-# --- The privacy block and section of a model card, and the entry of the OpenDP registry.
+# --- The privacy block and section of a model card.
 
 
 def privacy_block(report: AuditReport, facts: Mapping[str, str] = {}) -> dict[str, Any]:
@@ -515,44 +493,6 @@ def privacy_section(
     return "## Privacy\n\n" + body(privacy_card(report, facts, name), level=3)
 
 
-def registry_entry(report: AuditReport, facts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the entry of the OpenDP deployments registry, as far as it is known.
-
-    The layout is that of the files in https://github.com/opendp/deployments-registry-data. A claim
-    that is refuted is described, and is no parameter of the entry.
-    """
-    epsilon = report.epsilon_that_holds
-    claim = f"epsilon {epsilon} at delta {report.delta:g}{report.of_items}"
-    loss: dict[str, Any] = {"privacy_unit": "record-level"}
-    if epsilon is not None:
-        if report.verdict.outcome != "VIOLATION":
-            loss["privacy_parameters"] = {"epsilon": epsilon, "delta": report.delta}
-        loss["privacy_parameters_description"] = f"{claim}, {standing(report)} (by lightning-audit)"
-    deployment: dict[str, dict[str, Any]] = {
-        "product": {"data_product_type": "Machine learning model"},
-        "dp_flavor": {
-            "name": "Approximate DP",
-            "bound_on_input_distance": adjacency_words(report),
-        },
-        "privacy_loss": loss,
-        "model": {"model_name": "Central"},
-        "accounting": {},
-        "implementation": {"mechanisms": mechanism(report)},
-    }
-    if report.epsilon_spent is not None and not refuted_mechanism(report):
-        spent = f"epsilon {report.epsilon_spent:.4g} at delta {report.delta:g}{report.of_items}"
-        deployment["accounting"]["composition"] = (
-            f"privacy loss distributions over {report.steps} steps: {spent}"
-        )
-    for key, text in facts.items():
-        part, *rest = FACTS[key].registry or ("",)
-        if rest:
-            deployment[part][rest[0]] = text
-    kept = {part: values for part, values in deployment.items() if values}
-    entry: dict[str, Any] = plain({"status": "Draft", "deployment": kept})
-    return entry
-
-
 # --- A privacy card as Markdown, with the YAML of a model card at its start.
 
 #: Before a text that the owner states.
@@ -567,13 +507,8 @@ def as_markdown(report: AuditReport, facts: Mapping[str, str], name: str) -> str
     """Return the card: YAML with the key ``privacy``, then text."""
     card = privacy_card(report, facts, name)
     front = as_yaml({"privacy": privacy_block(report, facts)})
-    entry = as_yaml(registry_entry(report, facts))
     title = f"# Privacy card: {in_markdown(name)}"
-    registry = (
-        "## Entry of the OpenDP deployments registry\n\nAs far as it is known:\n\n"
-        f"{_fenced(entry)}\n"
-    )
-    return f"---\n{front}---\n\n{title}\n\n{body(card, level=2)}\n{registry}"
+    return f"---\n{front}---\n\n{title}\n\n{body(card, level=2)}"
 
 
 def body(card: PrivacyCard, level: int) -> str:
@@ -630,14 +565,6 @@ def _table(rows: Sequence[CardRow]) -> Iterator[str]:
         sign = f"{STATED} " if row.stated and row.known else ""
         text = in_markdown(row.text) if row.known else f"*{row.text}*"
         yield f"| **{in_markdown(row.title)}** | {sign}{text} | {', '.join(row.asked_by)} |"
-
-
-def _fenced(text: str) -> str:
-    """Return text in a fence that none of its lines closes."""
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    return f"{fence}yaml\n{text}{fence}"
 
 
 # --- A privacy card as an HTML page without script or request.

@@ -303,17 +303,6 @@ def test_foreign_text_is_shown_as_it_is(text):
     assert all(row.count(" | ") == 2 for row in rows)
 
 
-def test_the_entry_of_the_registry_is_yaml_and_its_fence_is_not_closed_by_a_fact():
-    facts = {"product": "weights ``` of a net", "curator": "us"}
-    (fence,) = [
-        token
-        for token in MarkdownIt().parse(cards.as_markdown(made_report(), facts, "t"))
-        if token.type == "fence"
-    ]
-    entry = yaml.safe_load(fence.content)
-    assert entry["deployment"]["product"]["description"] == "weights ``` of a net"
-
-
 def test_what_the_owner_states_is_marked():
     text = cards.body(
         cards.privacy_card(made_report(), {"harm": "low", "unit": "a person"}, "t"), level=2
@@ -397,19 +386,6 @@ def test_a_refuted_run_states_no_epsilon_of_steps_that_did_not_run():
     assert (block["guarantee"], block["finding"]) == ("claimed and refuted", "noise")
 
 
-def test_the_registrys_entry_has_known_parts_and_statements_and_no_refuted_claim():
-    entry = cards.registry_entry(made_report(), STATEMENTS)["deployment"]
-    assert entry["privacy_loss"]["privacy_parameters"] == {"epsilon": 8.0, "delta": 1e-5}
-    assert entry["product"]["data_curators"] == "us"
-    assert entry["implementation"]["justification"] == "a budget"
-    assert "epsilon 3 at delta 1e-05" in entry["accounting"]["composition"]
-    assert HOSTILE not in str(entry)
-    entry = cards.registry_entry(violated(), {})["deployment"]
-    assert "privacy_parameters" not in entry["privacy_loss"]
-    assert "claimed and refuted" in entry["privacy_loss"]["privacy_parameters_description"]
-    assert "accounting" not in entry
-
-
 def test_the_code_of_the_page_of_docs_makes_a_model_card(tmp_path, monkeypatch):
     (code,) = blocks(DOCS / "privacy-card.md", "python")
     monkeypatch.chdir(tmp_path)
@@ -439,28 +415,22 @@ def not_poisson(spent: float = 13.7) -> AuditReport:
     return dataclasses.replace(report, checks=checks, verdict=verdict)
 
 
-def test_block_and_registry_state_what_was_found_with_an_allowed_finding():
+def test_the_block_states_what_was_found_with_an_allowed_finding():
     report = not_poisson()
-    block, entry = cards.privacy_block(report), cards.registry_entry(report, {})["deployment"]
+    block = cards.privacy_block(report)
     accepted = "except sampling.not_poisson, which the owner accepts: "
     assert block["guarantee"] == f"{accepted}claimed, and no other fault was found"
     assert block["epsilon_that_holds"] == 13.7
-    loss = entry["privacy_loss"]
-    assert loss["privacy_parameters"]["epsilon"] == 13.7
-    assert accepted in loss["privacy_parameters_description"]
-    for mechanism in (block["mechanism"], entry["implementation"]["mechanisms"]):
-        assert "Poisson sampling at rate" not in mechanism
-        assert "batches are not Poisson-sampled (DataLoader with RandomSampler)" in mechanism
+    assert "Poisson sampling at rate" not in block["mechanism"]
+    told = "batches are not Poisson-sampled (DataLoader with RandomSampler)"
+    assert told in block["mechanism"]
     told = "only without sampling.not_poisson, which the owner accepts"
     assert answers(report)["Total epsilon"] == ("?", told)
 
 
 def test_a_claim_above_what_holds_stays_the_guarantee():
     report = not_poisson(spent=5.0)
-    assert cards.registry_entry(report, {})["deployment"]["privacy_loss"]["privacy_parameters"] == {
-        "epsilon": 8.0,
-        "delta": report.delta,
-    }
+    assert report.epsilon_that_holds == 8.0
     assert "not known to hold" not in cards.privacy_card(report, {}, "t").rows["guarantee"][0].text
     assert answers(report)["Total epsilon"] == ("✓", "no fault found")
 
@@ -469,6 +439,3 @@ def test_no_epsilon_is_known_if_none_holds_with_an_allowed_finding():
     report = dataclasses.replace(not_poisson(), epsilon_spent=None, claimed_epsilon=None)
     row = cards.privacy_card(report, {}, "t").rows["guarantee"][0]
     assert row.text == "no epsilon is known to hold"
-    assert (
-        "privacy_parameters" not in cards.registry_entry(report, {})["deployment"]["privacy_loss"]
-    )

@@ -8,7 +8,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -677,7 +677,6 @@ def _posterior_as_text(result: McmcResult) -> str:
 # --- `lightning-audit power`: steps and canary readings needed to refute a false claim.
 
 _LIMIT = 10**7
-_FORMATS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
@@ -697,13 +696,6 @@ class TestPower:
     significance: float
     observations: int | None
     steps: int | None
-    _power: Callable[[int], float] = field(repr=False)
-    _readings: int = field(repr=False)
-
-    def power(self, observations: float) -> float:
-        """Return the power at a number of readings."""
-        count = int(observations // self._readings)
-        return self._power(count) if count else 0.0
 
 
 def add_power_arguments(parser: argparse.ArgumentParser) -> None:
@@ -735,22 +727,17 @@ def add_power_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--canaries", type=whole, default=8, metavar="K", help="canaries a step (default: 8)"
     )
-    parser.add_argument("--plot", metavar="FILE", help="draw the power, as .png, .svg or .pdf")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
 
 
 def run_power(options: argparse.Namespace) -> str:
     """Compute what each test needs."""
     try:
-        plot = None if options.plot is None else _plot_path(options.plot)
         claimed, true = _mus(options.claimed_epsilon, options.true_epsilon, options.delta)
         tests = _tests(options, claimed, true)
-        if plot is not None:
-            _plot(options, tests, plot)
-    except (ValueError, ImportError, OSError) as error:
+    except ValueError as error:
         raise Refused(str(error)) from error
     if options.json:
-        rows = [{k: v for k, v in asdict(test).items() if not k.startswith("_")} for test in tests]
         fields = {
             "claimed_epsilon": options.claimed_epsilon,
             "true_epsilon": options.true_epsilon,
@@ -759,7 +746,7 @@ def run_power(options: argparse.Namespace) -> str:
             "mu_true": true,
             "target": options.target,
             "canaries": options.canaries,
-            "tests": rows,
+            "tests": list(map(asdict, tests)),
         }
         return as_json(fields)
     return _power_as_text(options, claimed, true, tests)
@@ -777,7 +764,13 @@ def _mus(claimed_epsilon: float, true_epsilon: float, delta: float) -> tuple[flo
     return float(gaussian_mu(claimed, small)), float(gaussian_mu(true, small))
 
 
-def _tests(options: argparse.Namespace, claimed: float, true: float) -> list[TestPower]:
+def powers(
+    options: argparse.Namespace, claimed: float, true: float
+) -> list[tuple[str, str, float, Callable[[int], float], int]]:
+    """Return of each test its name, what it sees, its level, its power, and readings of a unit.
+
+    The power is a function of a number of units: steps of an audit, or pairs of readings.
+    """
     k = _validate.positive_int("canaries", options.canaries)
     whole = _validate.open_unit("audit_significance", options.audit_significance)
     level = _validate.open_unit("significance", options.significance)
@@ -795,28 +788,21 @@ def _tests(options: argparse.Namespace, claimed: float, true: float) -> list[Tes
     def of_bound(method: str) -> Callable[[int], float]:
         return lambda n: bound_power(method, claimed, true, n, level)
 
-    rows = [
+    return [
         ("audit: noise.canary", "noise too small", noise, of_noise, k),
         ("audit: sensitivity", "clipping too loose", shift, of_shift, k),
         *((f"bound: {name}", "either", level, of_bound(name), 2) for name in POWER_METHODS),
     ]
-    return [_needed(*row, target=options.target, canaries=k) for row in rows]
 
 
-def _needed(
-    name: str,
-    sees: str,
-    significance: float,
-    power: Callable[[int], float],
-    readings: int,
-    *,
-    target: float,
-    canaries: int,
-) -> TestPower:
-    count = steps_needed(power, target, _LIMIT // readings)
-    observations = None if count >= _LIMIT // readings else count * readings
-    steps = None if observations is None else -(-observations // canaries)
-    return TestPower(name, sees, significance, observations, steps, power, readings)
+def _tests(options: argparse.Namespace, claimed: float, true: float) -> list[TestPower]:
+    found = []
+    for name, sees, significance, power, readings in powers(options, claimed, true):
+        count = steps_needed(power, options.target, _LIMIT // readings)
+        observations = None if count >= _LIMIT // readings else count * readings
+        steps = None if observations is None else -(-observations // options.canaries)
+        found.append(TestPower(name, sees, significance, observations, steps))
+    return found
 
 
 def _power_as_text(
@@ -849,25 +835,3 @@ def _power_as_text(
         "for readings without a data term; gradients of the data raise the numbers",
     ]
     return "\n".join(lines)
-
-
-def _plot_path(name: str) -> Path:
-    path = Path(name)
-    if path.suffix.lower() not in _FORMATS:
-        raise ValueError(f"plot={name!r} must end in one of {', '.join(_FORMATS)}.")
-    if not path.parent.is_dir() or path.is_dir():
-        raise ValueError(
-            f"plot={name!r} must be a file in a folder that exists; make {str(path.parent)!r} "
-            "first, or name another file."
-        )
-    return path
-
-
-def _plot(options: argparse.Namespace, tests: list[TestPower], path: Path) -> None:
-    from lightning_audit.report.figure import PowerCurve, power_figure
-
-    most = max(test.observations or _LIMIT for test in tests)
-    at = np.geomspace(max(options.canaries, 2), 2 * most, 40)
-    curves = [PowerCurve(t.name, at.tolist(), [t.power(n) for n in at.tolist()]) for t in tests]
-    title = f"Claim epsilon {options.claimed_epsilon:g}, truth {options.true_epsilon:g}"
-    power_figure(curves, options.target, f"{title}, delta {options.delta:g}").savefig(path)

@@ -155,7 +155,7 @@ class IgnoreBrokenPipe:
 
 #: The module of each command.
 _MODULES: Mapping[str, str] = {
-    **dict.fromkeys(("check", "show", "diff"), "check"),
+    **dict.fromkeys(("check", "show"), "check"),
     **dict.fromkeys(("report", "card"), "pages"),
     **dict.fromkeys(("bound", "epsilon-star", "mcmc", "power"), "estimators"),
     **dict.fromkeys(("plan", "selftest", "audit-training", "status"), "trainings"),
@@ -168,7 +168,6 @@ _COMMANDS: Mapping[str, str] = {
     "report": "write reports as HTML pages, with an index for a folder",
     "card": "the privacy card of a training: what standards ask, from its report and its owner",
     "show": "every check and all numbers of a report",
-    "diff": "what changed between two reports of one training",
     "bound": "a lower bound on epsilon from an attack's scores, by name",
     "epsilon-star": "Epsilon* of one model from its losses (not a bound)",
     "mcmc": "posterior of epsilon and attack strength from the counts of several attacks",

@@ -11,12 +11,10 @@ import math
 import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 from scipy import special
 
@@ -28,7 +26,6 @@ from lightning_audit.results.audit_report import (
     outcome_in_words,
 )
 from lightning_audit.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
-from lightning_audit.stats.epsilon_star import pareto_front
 from lightning_audit.stats.tradeoff import GaussianTradeoff
 
 if TYPE_CHECKING:
@@ -378,58 +375,6 @@ def _notes(report: AuditReport) -> Iterator[str]:
         yield "the epsilon spent is infinite"
 
 
-# --- Draws power against observations: how long an audit must run to detect a violation.
-
-_POWER_STYLES = (("-", BLUE), ("-", GREEN), ("--", ORANGE), ("--", PINK), ("--", GREY))
-
-
-@dataclass(frozen=True)
-class PowerCurve:
-    """Power of one test over the number of observations.
-
-    Args:
-        name: name of the test.
-        observations: increasing numbers > 0.
-        power: probability of a flag at each of them.
-    """
-
-    name: str
-    observations: Sequence[float]
-    power: Sequence[float]
-
-
-def power_figure(curves: Sequence[PowerCurve], target: float, title: str) -> Figure:
-    """Draw the power of several tests, and the required power.
-
-    Args:
-        curves: at most five curves.
-        target: the required power, in (0, 1).
-        title: title of the figure: the violation.
-
-    Returns:
-        The figure, 800 x 500 pixels, on an Agg canvas.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: there are more than five curves.
-    """
-    if len(curves) > len(_POWER_STYLES):
-        raise ValueError(f"curves are {len(curves)}, must be at most {len(_POWER_STYLES)}.")
-    drawn = blank_figure((8.0, 5.0))
-    axes = drawn.subplots()
-    plain_axes(axes)
-    for curve, (dashes, colour) in zip(curves, _POWER_STYLES, strict=False):
-        axes.plot(curve.observations, curve.power, dashes, color=colour, label=curve.name)
-    axes.axhline(target, color=INK, linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_xlabel("canary readings")
-    axes.set_ylabel("power")
-    axes.set_title(title, color=INK, fontsize=11)
-    axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="upper left")
-    return drawn
-
-
 # --- Draws a report: the measured error rates of one step, and epsilon over the run.
 
 _TITLE_COLOURS = {"PASS": GREEN, "VIOLATION": VIOLATION, "INCONCLUSIVE": GREY}
@@ -535,102 +480,3 @@ def _finish(axes: Axes, title: str, notes: Sequence[str], columns: int) -> None:
             handlelength=2.2,
             columnspacing=1.0,
         )
-
-
-# --- Draws several models: their Epsilon* against their utility.
-
-Floats = NDArray[np.float64]
-
-_COLOURS = (BLUE, ORANGE, TEAL, PINK, GREY)
-_MARKERS = ("o", "s", "^", "D", "v")
-
-
-@dataclass(frozen=True)
-class Model:
-    """One model, or the mean of several of one kind.
-
-    Args:
-        epsilon_star: its Epsilon*; for all models at the same delta, clip and number of losses.
-        utility: its utility, such as an accuracy; larger is better.
-        group: label shared with other models, such as "DP" or "no DP".
-        name: text next to its marker; "" for none.
-        spread: smallest and largest Epsilon* if it is a mean; None for one model.
-    """
-
-    epsilon_star: float
-    utility: float
-    group: str = ""
-    name: str = ""
-    spread: tuple[float, float] | None = None
-
-
-def privacy_utility_figure(models: Sequence[Model], utility_label: str = "utility") -> Figure:
-    """Draw models by Epsilon* and utility, with the Pareto front and the groups' densities.
-
-    The line is the published front: no mixture of two models has a higher utility at a smaller
-    Epsilon*. Rings mark models that no other model dominates. Epsilon* is not a bound: the front
-    compares these models with one another, on these records.
-
-    Args:
-        models: at least one, of at most five groups.
-        utility_label: label of the utility axis.
-
-    Returns:
-        The figure, 800 x 600 pixels, on an Agg canvas without a window.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: there is no model, a number is not finite, or there are too many groups.
-
-    References:
-        Negoescu et al., "Epsilon*: privacy metric for machine learning models", PPAI 2024,
-        figures 1 and 2.
-    """
-    cost = np.array([model.epsilon_star for model in models])
-    utility = np.array([model.utility for model in models])
-    convex = pareto_front(cost, utility, convex=True)
-    groups = list(dict.fromkeys(model.group for model in models))
-    if len(groups) > len(_COLOURS):
-        raise ValueError(f"models have {len(groups)} groups, must have at most {len(_COLOURS)}.")
-    drawn = blank_figure((8.0, 6.0))
-    grid = drawn.subplots(2, 2, width_ratios=(4, 1), height_ratios=(1, 4))
-    (top, corner), (main, right) = grid
-    corner.set_axis_off()
-    plain_axes(main)
-    for group, colour, marker in zip(groups, _COLOURS, _MARKERS, strict=False):
-        own = np.array([model.group == group for model in models])
-        spread = np.array([m.spread or (m.epsilon_star,) * 2 for m in models if m.group == group])
-        bars = np.abs(spread.T - cost[own])
-        main.errorbar(
-            cost[own], utility[own], xerr=bars, fmt=marker, color=colour, label=group or None
-        )
-        _density(top, cost[own], colour, upright=True)
-        _density(right, utility[own], colour, upright=False)
-    main.plot(cost[convex], utility[convex], color=INK, linewidth=1.2, label="Pareto front")
-    plain = pareto_front(cost, utility)
-    main.plot(cost[plain], utility[plain], "o", ms=13, mfc="none", mec=INK, label="not beaten")
-    for model in models:
-        at = (model.epsilon_star, model.utility)
-        main.annotate(model.name, at, xytext=(8, -10), textcoords="offset points", fontsize=8)
-    top.set_xlim(main.get_xlim())
-    right.set_ylim(main.get_ylim())
-    main.set_xlabel("Epsilon* of the model (not a bound)")
-    main.set_ylabel(utility_label)
-    main.legend(loc="lower right", fontsize=9, frameon=False, labelcolor=INK)
-    return drawn
-
-
-def _density(axes: Axes, values: Floats, colour: str, *, upright: bool) -> None:
-    """Draw the kernel density of a group, or its values if fewer than 3 are distinct."""
-    axes.set_axis_off()
-    if np.unique(values).size < 3:
-        for value in values.tolist():
-            if upright:
-                axes.axvline(value, ymax=0.1, color=colour)
-            else:
-                axes.axhline(value, xmax=0.1, color=colour)
-        return
-    margin = np.ptp(values)
-    points = np.linspace(values.min() - margin, values.max() + margin, 200)
-    density = scipy.stats.gaussian_kde(values)(points)
-    axes.plot(*((points, density) if upright else (density, points)), color=colour)

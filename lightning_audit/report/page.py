@@ -23,7 +23,7 @@ from lightning_audit.record.report_directory import archive_of
 from lightning_audit.report import page_verdict
 from lightning_audit.report.page_figures import tensor_section, timeline, tradeoff
 from lightning_audit.report.page_parts import PERCENT, marked, number, plural, seen, sentence
-from lightning_audit.report.page_tables import by_commit, epsilon_section, method_table
+from lightning_audit.report.page_tables import epsilon_section, method_table
 from lightning_audit.report.page_verdict import (
     further_findings,
     root_finding,
@@ -233,7 +233,6 @@ def index_page(rows: Sequence[IndexRow], *, css_beside: bool = False) -> str:
         "index.html.j2",
         css_beside,
         headline=f"{', '.join(counts)}",
-        timeline=by_commit([(visible(row.training), row.report) for row in rows if row.report]),
         outcome=worst,
         rows=[
             {

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
 
 from markupsafe import Markup
 
@@ -32,7 +30,7 @@ from lightning_audit.report.page_parts import (
     tick_row,
     upright,
 )
-from lightning_audit.report.text import headline, lower, title_of
+from lightning_audit.report.text import lower, title_of
 from lightning_audit.results.audit_report import (
     AT_END,
     AuditReport,
@@ -236,67 +234,6 @@ class _Axis:
         shown = DASH if value is None else number(value)
         leads = leads or bool(self.many)
         return EpsilonRow(kind, sign, name, shown, row(30, *parts), means, leads)
-
-
-@dataclass(frozen=True)
-class Course:
-    """The reports of a folder, the oldest first.
-
-    Args:
-        rows: each with its outcome, sign, name (commit and training), value, bar and words.
-        ticks: labels of the axis.
-        says: how to read it.
-    """
-
-    rows: tuple[Mapping[str, Any], ...]
-    ticks: Markup
-    says: str
-
-
-def by_commit(reports: Sequence[tuple[str, AuditReport]]) -> Course:
-    """Return the epsilons that reports found, in the order of time, with their commits.
-
-    Args:
-        reports: with the names of their trainings.
-    """
-    timed = [(when, *each) for each in reports if (when := _time_of(each[1])) is not None]
-    if len(timed) < 2:
-        return Course((), Markup(""), "")
-    timed.sort(key=lambda row: row[0])
-    values = [page_verdict.found_epsilon(report) for *_, report in timed]
-    known = [x for x in (*values, *(r.claimed_epsilon for *_, r in timed)) if x is not None]
-    high = 1.12 * (max(filter(math.isfinite, known), default=0.0) or 1.0)
-    rows = []
-    for (when, training, report), value in zip(timed, values, strict=True):
-        at = 100.0 * min(value or 0.0, high) / high
-        kind = "measured" if report.verdict.outcome == "VIOLATION" else "spent"
-        bar = element(
-            "rect", class_=f"b {kind}", x=0, y=8, width=f"{max(0.4, at):.2f}%", height=14, rx=2
-        )
-        claim = report.claimed_epsilon
-        line = claim is not None and math.isfinite(claim)
-        marks = [upright(100.0 * (claim or 0.0) / high, "claim dash", 30)] if line else []
-        commit = report.run.commit[:10] if report.run and report.run.commit else ""
-        rows.append(
-            {
-                "outcome": report.verdict.outcome,
-                "sign": page_verdict.SIGNS[report.verdict.outcome],
-                "name": visible(commit or training),
-                "value": DASH if value is None else number(value),
-                "bar": row(30, level_line(0.0, 100.0, 15, "base"), bar, *marks),
-                "says": f"{when:%Y-%m-%d %H:%M}, {training}: {headline(report)}",
-            }
-        )
-    says = "Epsilon as found at each commit: measured where a fault has a size, else spent. The "
-    return Course(tuple(rows), tick_row(nice(high, 5), high), f"{says}dashed line is the claim.")
-
-
-def _time_of(report: AuditReport) -> datetime | None:
-    """Return when a report was written; None if it does not say so in ISO 8601."""
-    try:
-        return datetime.fromisoformat(report.created).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
 
 
 def _promise(report: AuditReport, claim: float) -> str:

@@ -196,16 +196,8 @@ def facts(report: AuditReport) -> list[Fact]:
     return found
 
 
-def found_epsilon(report: AuditReport) -> float | None:
-    """Return the epsilon of what ran, as far as the audit knows it: measured, else spent."""
-    if one := report.epsilon_measured:
-        return one.lower if one.about is None else one.about
-    violated = report.verdict.outcome == "VIOLATION" and report.verdict.kind == "mechanism"
-    return None if violated else report.epsilon_spent
-
-
 def _found_in_words(report: AuditReport) -> Pair:
-    """Return `found_epsilon` as text, and what it is."""
+    """Return the epsilon of what ran, as far as the audit knows it, as text, and what it is."""
     one, proved = report.epsilon_measured, report.epsilon_lower
     if one is not None and one.lower > 100.0:
         return "above 100", "as measured"
@@ -213,8 +205,8 @@ def _found_in_words(report: AuditReport) -> Pair:
         return f"about {number(one.about, 2)}", f"{number(one.lower)} to {number(one.upper)}"
     if one is not None:
         return f"at least {number(one.lower)}", "as measured"
-    found = found_epsilon(report)
-    if found is None:
+    violated = report.verdict.outcome == "VIOLATION" and report.verdict.kind == "mechanism"
+    if (found := report.epsilon_spent) is None or violated:
         return "unknown", f"at least {number(proved)} is proved" if proved else "none is proved"
     return number(found), "spent in these steps"
 

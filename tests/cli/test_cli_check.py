@@ -1,4 +1,4 @@
-"""`lightning-audit check`, `diff` and `show`: no edit makes a pass of what is none, and all formats
+"""`lightning-audit check` and `show`: no edit makes a pass of what is none, and all formats
 say what was found, what became worse, and what could not be read.
 """
 
@@ -502,9 +502,6 @@ def test_the_report_of_another_training_is_no_baseline(cli, another):
     assert said.code == 2
     told = f"INCONCLUSIVE: --baseline {old} is the report of another training"
     assert said.lines[0] == f"{told}: its delta: 1e-06, here 1e-05"
-    said = cli("diff", old, new)
-    assert said.code == 2
-    assert "different trainings: its delta: 1e-06, here 1e-05" in said.err
 
 
 def test_a_violation_stays_one_if_its_baseline_is_unreadable(tmp_path, cli, saved):
@@ -604,57 +601,7 @@ def test_a_hundred_reports_are_a_line_each_and_the_worst_verdict_is_the_exit_cod
     assert (said.code, len(said.lines)) == (1, 102)
 
 
-# --- `lightning-audit diff`, and what became worse.
-
-
-def test_equal_reports_do_not_differ(cli, saved):
-    old = saved()
-    assert cli("diff", old, old) == (0, "the reports do not differ\n", "")
-
-
-def test_what_became_worse_is_first_and_each_difference_has_a_row(cli, saved):
-    old = saved("old", environment={"torch": "2.12"})
-    new = saved("new", "VIOLATION", spent=4.0, environment={"torch": "2.13"})
-    said = cli("diff", old, new)
-    worse, newly, *rows = said.lines
-    assert (said.code, worse) == (1, "VIOLATION: epsilon_spent rose from 3 to 4")
-    assert newly == "VIOLATION: newly failed: noise"
-    assert {row.split("  ")[1].strip(): row.split("  ->  ")[1] for row in rows} == {
-        "verdict": "VIOLATION (mechanism)",
-        "epsilon_spent": "4",
-        "epsilon_not_excluded": "-",
-        "noise": "violated",
-        "environment.torch": "2.13",
-    }
-    assert cli("diff", new, old).code == 0
-
-
-def test_a_rise_within_the_limit_is_shown_and_accepted(cli, saved):
-    said = cli("diff", saved("old"), saved("new", spent=3.4), "--max-regression", "0.5")
-    assert said == (0, "  epsilon_spent  3  ->  3.4\n", "")
-
-
-def test_an_epsilon_that_is_no_longer_known_is_inconclusive(cli, saved):
-    old, unknown = saved("old", claimed=None), {"claimed": None, "spent": None}
-    assert cli("diff", old, saved("new", "INCONCLUSIVE", **unknown)).code == 2
-    assert cli("diff", old, saved("worse", "INCONCLUSIVE", **unknown, proved=2.0)).code == 1
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_report_that_cannot_be_read_is_named(cli, saved, which):
-    paths = [saved("old"), saved("new")]
-    paths[which].write_text("{")
-    said = cli("diff", *paths)
-    assert (said.code, said.out) == (2, "")
-    assert f"{paths[which]}: the report is not complete JSON" in said.err
-
-
-def test_a_report_that_contradicts_itself_is_refused_with_the_contradictions(cli, saved):
-    path = saved(delta=1e-6)
-    said = cli("diff", path, path)
-    assert said.code == 2
-    assert "contradicts itself" in said.err
-    assert "delta is 1e-06" in said.err
+# --- What became worse.
 
 
 UNKNOWN = ("INCONCLUSIVE", "epsilon_spent was 3 and is unknown now")

@@ -1,8 +1,10 @@
 """Epsilon* rises with epochs and falls with weight decay and DP-SGD."""
 
 import epsilon_star_sweep as experiment
+import numpy as np
 import pytest
 from common import cells, save
+from matplotlib.figure import Figure
 
 
 @pytest.mark.heavy
@@ -20,3 +22,58 @@ def test_shapes_of_the_sweep(tmp_path):
     assert experiment.front(found) <= set(star)
     save(experiment.draw(found, "accuracy"), tmp_path, "figure")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+MODELS = [
+    experiment.Point(0.2, 0.30, "DP", "eps 1", spread=(0.1, 0.3)),
+    experiment.Point(0.3, 0.60, "DP", "eps 3"),
+    experiment.Point(0.5, 0.55, "DP", "eps 10"),
+    experiment.Point(2.5, 0.86, "no DP", "10 epochs"),
+    experiment.Point(7.1, 0.90, "no DP", "50 epochs"),
+]
+
+
+def points_of(drawn: Figure, label: str) -> np.ndarray:
+    (found,) = [x for x in drawn.axes[2].get_lines() if x.get_label() == label]
+    return np.asarray(found.get_xydata())
+
+
+def test_the_front_is_drawn_and_beaten_models_lie_off_it():
+    drawn = experiment.privacy_utility_figure(MODELS, "accuracy")
+    expected = [[0.2, 0.30], [0.3, 0.60], [2.5, 0.86], [7.1, 0.90]]
+    assert points_of(drawn, "Pareto front").tolist() == expected
+    assert points_of(drawn, "not beaten").tolist() == expected
+    main = drawn.axes[2]
+    assert main.get_ylabel() == "accuracy"
+    assert "not a bound" in main.get_xlabel()
+    assert [text.get_text() for text in main.texts] == [model.name for model in MODELS]
+
+
+def test_each_group_has_its_densities_along_both_axes():
+    drawn = experiment.privacy_utility_figure(MODELS)
+    top, _, main, right = drawn.axes
+    # Three models give a curve, two are drawn one by one.
+    assert len(top.get_lines()) == len(right.get_lines()) == 3
+    assert top.get_xlim() == main.get_xlim()
+    assert right.get_ylim() == main.get_ylim()
+
+
+def test_one_model_is_drawn(tmp_path):
+    experiment.privacy_utility_figure([experiment.Point(1.0, 0.5)]).savefig(tmp_path / "one.png")
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        ([], "must be finite numbers"),
+        ([experiment.Point(float("nan"), 0.5)], "cost=.* must be finite numbers"),
+        (
+            [experiment.Point(1.0, 0.5, str(i)) for i in range(6)],
+            "models have 6 groups, must have at most 5",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_is_named(models, message):
+    with pytest.raises(ValueError, match=message):
+        experiment.privacy_utility_figure(models)

@@ -328,75 +328,9 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
     for draw in (
         lambda: plots.figure(report()),
         lambda: plots.save_figure(report(), tmp_path / "a.png"),
-        lambda: plots.privacy_utility_figure(MODELS),
     ):
         with pytest.raises(ImportError, match=r"pip install '\.\[report\]'"):
             draw()
-
-
-def test_curves_are_drawn_with_the_target():
-    curve = plots.PowerCurve("audit", [1.0, 10.0], [0.1, 0.9])
-    (axes,) = plots.power_figure([curve], 0.95, "noise").axes
-    drawn, target = axes.get_lines()
-    assert drawn.get_xydata().tolist() == [[1.0, 0.1], [10.0, 0.9]]
-    assert list(target.get_ydata()) == [0.95, 0.95]
-    with pytest.raises(ValueError, match="curves are 6, must be at most 5"):
-        plots.power_figure([curve] * 6, 0.95, "noise")
-
-
-MODELS = [
-    plots.Model(0.2, 0.30, "DP", "eps 1", spread=(0.1, 0.3)),
-    plots.Model(0.3, 0.60, "DP", "eps 3"),
-    plots.Model(0.5, 0.55, "DP", "eps 10"),
-    plots.Model(2.5, 0.86, "no DP", "10 epochs"),
-    plots.Model(7.1, 0.90, "no DP", "50 epochs"),
-]
-
-
-def points_of(drawn: Figure, label: str) -> np.ndarray:
-    (found,) = [x for x in drawn.axes[2].get_lines() if x.get_label() == label]
-    return np.asarray(found.get_xydata())
-
-
-def test_the_front_is_drawn_and_beaten_models_lie_off_it():
-    drawn = plots.privacy_utility_figure(MODELS, "accuracy")
-    expected = [[0.2, 0.30], [0.3, 0.60], [2.5, 0.86], [7.1, 0.90]]
-    assert points_of(drawn, "Pareto front").tolist() == expected
-    assert points_of(drawn, "not beaten").tolist() == expected
-    main = drawn.axes[2]
-    assert main.get_ylabel() == "accuracy"
-    assert "not a bound" in main.get_xlabel()
-    assert [text.get_text() for text in main.texts] == [model.name for model in MODELS]
-
-
-def test_each_group_has_its_densities_along_both_axes():
-    drawn = plots.privacy_utility_figure(MODELS)
-    top, _, main, right = drawn.axes
-    # Three models give a curve, two are drawn one by one.
-    assert len(top.get_lines()) == len(right.get_lines()) == 3
-    assert top.get_xlim() == main.get_xlim()
-    assert right.get_ylim() == main.get_ylim()
-
-
-def test_one_model_is_drawn(tmp_path):
-    plots.privacy_utility_figure([plots.Model(1.0, 0.5)]).savefig(tmp_path / "one.png")
-    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("models", "message"),
-    [
-        ([], "must be finite numbers"),
-        ([plots.Model(float("nan"), 0.5)], "cost=.* must be finite numbers"),
-        (
-            [plots.Model(1.0, 0.5, str(i)) for i in range(6)],
-            "models have 6 groups, must have at most 5",
-        ),
-    ],
-)
-def test_what_cannot_be_drawn_is_named(models, message):
-    with pytest.raises(ValueError, match=message):
-        plots.privacy_utility_figure(models)
 
 
 def test_the_claimed_curve_is_that_of_the_least_noise_and_otherwise_has_a_reason():

@@ -25,7 +25,6 @@ from lightning_audit.many.audit_trainings import audit_training
 from lightning_audit.many.training_audit import conclude
 from lightning_audit.report import page as pages
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport
-from lightning_audit.results.report_details import RunAbout
 from lightning_audit.verdict.allow import Allow
 from lightning_audit.verdict.judge import Resolution
 
@@ -298,23 +297,6 @@ def test_an_index_lists_the_worst_first_with_its_page_and_why_others_have_none()
     ]
     assert parsed.text.index("half") < parsed.text.index("cut") < parsed.text.index("fine")
     assert "the report is not complete JSON" in parsed.text
-
-
-def test_an_index_has_the_found_epsilons_in_the_order_of_time():
-    def row(name, created, **changes):
-        return pages.IndexRow(name, "", made_report(created=created, **changes))
-
-    run = RunAbout("Lit", commit="fedcba9876543210")
-    rows = [
-        row("later", "2026-03-02T01:00:00+00:00", spent=5.0),
-        row("first", "2026-03-01T23:30:00-03:00", run=run),
-        row("when", "yesterday"),
-    ]
-    text = check_page(pages.index_page(rows)).text
-    assert text.index("2026-03-02 01:00, later: no fault") < text.index("2026-03-02 02:30, first:")
-    assert "fedcba9876" in text
-    assert "yesterday" not in text
-    assert "Over time" not in check_page(pages.index_page(rows[1:])).text
 
 
 def test_a_page_forbids_what_it_does_not_contain():
