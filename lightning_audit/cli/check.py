@@ -13,7 +13,7 @@ from typing import Any
 from lightning_audit.accounting.composition import exceeds
 from lightning_audit.checks.accounting import ACCOUNTING
 from lightning_audit.cli.formats import Checked, Remark, exit_code, named
-from lightning_audit.cli.main import Refused, non_negative, positive
+from lightning_audit.cli.main import Command, Refused, non_negative, positive
 from lightning_audit.files import visible
 from lightning_audit.many import verdict
 from lightning_audit.record.report_directory import REPORT_NAME, holds_training, trainings_in
@@ -140,7 +140,7 @@ FORMATS = {
 }
 
 
-def add_check_arguments(parser: argparse.ArgumentParser) -> None:
+def add_check_arguments(parser: Command) -> None:
     """Declare what the command takes."""
     parser.description = (
         "Show reports and exit with the worst verdict: 0 for PASS, 1 for VIOLATION, "
@@ -152,25 +152,22 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
         help="a report.json, or a folder of trainings; one report gets a summary, several a line "
         "each",
     )
-    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
-    parser.add_argument(
-        "--max-epsilon",
-        type=positive,
-        metavar="X",
-        help="fail also if the proved or the spent epsilon exceeds X (default: the claim, "
+    parser.option("[--format]", "default: text", FORMATS, "text")
+    parser.option(
+        "[--max-epsilon X]",
+        "fail also if the proved or the spent epsilon exceeds X (default: the claim, "
         "where allowed findings refute it)",
+        positive,
     )
-    parser.add_argument(
-        "--baseline",
-        metavar="REPORT",
-        help="fail also if epsilon_spent or epsilon_lower rose since this report of the same "
+    parser.option(
+        "[--baseline REPORT]",
+        "fail also if epsilon_spent or epsilon_lower rose since this report of the same "
         "training, or a check newly failed",
     )
-    parser.add_argument(
-        "--max-regression",
-        type=non_negative,
-        metavar="X",
-        help="with --baseline: accept a rise of an epsilon by at most X (default: 0)",
+    parser.option(
+        "[--max-regression X]",
+        "with --baseline: accept a rise of an epsilon by at most X (default: 0)",
+        non_negative,
     )
 
 
@@ -386,7 +383,7 @@ def _against_baseline(report: AuditReport, path: str, most: float) -> list[Remar
 # --- `lightning-audit show`: every check and all numbers of a report, without torch.
 
 
-def add_show_arguments(parser: argparse.ArgumentParser) -> None:
+def add_show_arguments(parser: Command) -> None:
     """Declare what the command takes."""
     parser.description = (
         "Show the verdict, every check and all numbers of reports. Exit with 0, or with 2 if a "

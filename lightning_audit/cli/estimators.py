@@ -18,7 +18,7 @@ from lightning_audit import _validate
 from lightning_audit._validate import shown
 from lightning_audit.checks.clipping import SENSITIVITY
 from lightning_audit.checks.noise import NOISE_CANARY
-from lightning_audit.cli.main import Refused, add_max_values, as_json, positive_int, whole
+from lightning_audit.cli.main import Command, Refused, add_max_values, as_json, positive_int, whole
 from lightning_audit.files import MAX_VALUES, open_npz, read_json, text_lines
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.scores import CanaryScores
@@ -67,7 +67,7 @@ _FPRS = (0.001, 0.01, 0.1)
 _CHOICES = "a number, several with commas, split, multi_split, berk_jones, dkw or max"
 
 
-def add_bound_arguments(parser: argparse.ArgumentParser) -> None:
+def add_bound_arguments(parser: Command) -> None:
     """Declare what the command takes."""
     parser.description = (
         "Lower bound on the epsilon of one observation, from the scores of an attack "
@@ -85,57 +85,41 @@ def add_bound_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="out",
         help="a .csv or .npy with the scores without the canary; the first file has those with it",
     )
-    parser.add_argument(
-        "--members", metavar="FILE", help="a .csv or .npy that says who was in (1 or 0)"
-    )
+    parser.option("[--members FILE]", "a .csv or .npy that says who was in (1 or 0)")
     for of in ("score", "member"):
-        parser.add_argument(
-            f"--{of}-column",
-            metavar="NAME",
-            help=f"column of the {of}s, by its name, or from 0 in a table without names",
+        parser.option(
+            f"[--{of}-column NAME]",
+            f"column of the {of}s, by its name, or from 0 in a table without names",
         )
-    parser.add_argument(
-        "--method",
-        required=True,
-        metavar="NAME",
-        help=f"one of {', '.join(BOUND_NAMES)}; or, for many canaries of one training, of "
+    parser.option(
+        "--method NAME",
+        f"one of {', '.join(BOUND_NAMES)}; or, for many canaries of one training, of "
         f"{', '.join(ONE_RUN_NAMES)}",
     )
-    parser.add_argument(
-        "--delta", required=True, type=float, help="delta of the epsilon, in (0, 1)"
-    )
-    parser.add_argument(
-        "--significance",
-        type=float,
-        default=0.05,
-        help="probability that the bound is wrong (default: 0.05)",
-    )
-    parser.add_argument(
-        "--threshold",
-        metavar="CHOICE",
-        help="how the threshold is chosen: a number, several with commas, split, multi_split, "
+    parser.option("--delta", "delta of the epsilon, in (0, 1)", float)
+    parser.option("[--significance]", "probability that the bound is wrong", float, 0.05)
+    parser.option(
+        "[--threshold CHOICE]",
+        "how the threshold is chosen: a number, several with commas, split, multi_split, "
         "berk_jones, dkw, or max, which gives no valid bound (default: 0.5 for observations, split "
         "for scores); none for fdp_t and the methods of one training",
     )
-    parser.add_argument(
-        "--guesses",
-        metavar="N",
-        help="number of canaries of one training to guess, those with the largest and the smallest "
+    parser.option(
+        "[--guesses N]",
+        "number of canaries of one training to guess, those with the largest and the smallest "
         "scores; several with commas. Choose it before you see the scores: the bound rests on that "
         "(default: half, an eighth and a 32nd of them; with --sides in, a quarter, a 16th and a "
         "64th)",
     )
-    parser.add_argument(
-        "--sides",
-        choices=("both", "in"),
-        default="both",
-        help="both: half of them are guessed in and half out (default); in: all are guessed in, "
+    parser.option(
+        "[--sides]",
+        "both: half of them are guessed in and half out (default); in: all are guessed in, "
         "for an attack that finds members only",
+        ("both", "in"),
+        "both",
     )
-    parser.add_argument(
-        "--roc", action="store_true", help="also print the AUROC and the TPR at small FPRs"
-    )
-    parser.add_argument("--json", action="store_true", help="print the bound as JSON")
+    parser.option("[--roc]", "also print the AUROC and the TPR at small FPRs", bool)
+    parser.option("[--json]", "print the bound as JSON", bool)
     add_max_values(parser)
 
 
@@ -284,7 +268,7 @@ _EXPECTED_LOSSES = (
 _ONE_MODEL = "it describes this model; it is not a bound on the epsilon of its training"
 
 
-def add_epsilon_star_arguments(parser: argparse.ArgumentParser) -> None:
+def add_epsilon_star_arguments(parser: Command) -> None:
     """Declare what the command takes."""
     parser.description = (
         "Epsilon*: how well a threshold on one model's losses separates training data "
@@ -297,31 +281,24 @@ def add_epsilon_star_arguments(parser: argparse.ArgumentParser) -> None:
         help="an .npz with losses_train and losses_population, or a .csv with the columns side "
         "(train or population) and loss",
     )
-    parser.add_argument("--delta", required=True, type=float, help="delta of Epsilon*, in [0, 1)")
-    parser.add_argument(
-        "--clip",
-        type=float,
-        default=0.001,
-        help="smallest error rate in a denominator, in [0, 0.5) (default: 0.001); the value "
+    parser.option("--delta", "delta of Epsilon*, in [0, 1)", float)
+    parser.option(
+        "[--clip]",
+        "smallest error rate in a denominator, in [0, 0.5) (default: 0.001); the value "
         "depends on it",
+        float,
+        0.001,
     )
-    parser.add_argument(
-        "--components",
-        type=positive_int,
-        metavar="N",
-        help="fit mixtures of N Gaussians to each side (default: use the ranks of the losses)",
+    parser.option(
+        "[--components N]",
+        "fit mixtures of N Gaussians to each side (default: use the ranks of the losses)",
+        positive_int,
     )
-    parser.add_argument(
-        "--permutations",
-        type=positive_int,
-        default=999,
-        metavar="N",
-        help="random permutations of the losses over the sides (default: 999)",
+    parser.option(
+        "[--permutations N]", "random permutations of the losses over the sides", positive_int, 999
     )
-    parser.add_argument(
-        "--seed", type=whole, default=0, help="seed of the permutations (default: 0)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.option("[--seed]", "seed of the permutations", whole, 0)
+    parser.option("[--json]", "print the result as JSON", bool)
     add_max_values(parser)
 
 
@@ -500,7 +477,7 @@ class McmcResult:
     interpretation: str = _ESTIMATE_ONLY
 
 
-def add_mcmc_arguments(parser: argparse.ArgumentParser) -> None:
+def add_mcmc_arguments(parser: Command) -> None:
     """Declare what the command takes."""
     parser.description = (
         "MCMC-DP-Est by quadrature: posterior of epsilon and of the strength of "
@@ -512,43 +489,30 @@ def add_mcmc_arguments(parser: argparse.ArgumentParser) -> None:
         help="a JSON object with the lists false_negatives and false_positives, and n_in and "
         "n_out; it may have delta, cluster and groups",
     )
-    parser.add_argument("--delta", type=float, help="delta in [0, 1) (default: the file's)")
-    parser.add_argument(
-        "--cluster",
-        type=whole,
-        metavar="M",
-        help="decisions of one kind that depend on each other, such as all challenges of cross-fed "
+    parser.option("[--delta]", "delta in [0, 1) (default: the file's)", float)
+    parser.option(
+        "[--cluster M]",
+        "decisions of one kind that depend on each other, such as all challenges of cross-fed "
         "attacks (default: the file's, else independent decisions)",
+        whole,
     )
-    parser.add_argument(
-        "--significance",
-        type=float,
-        default=0.1,
-        help="one minus the level of the credible intervals (default: 0.1)",
+    parser.option("[--significance]", "one minus the level of the credible intervals", float, 0.1)
+    parser.option(
+        "[--epsilon-variance V]", "variance of the half-normal prior of epsilon", float, 10.0
     )
-    parser.add_argument(
-        "--epsilon-variance",
-        type=float,
-        default=10.0,
-        metavar="V",
-        help="variance of the half-normal prior of epsilon (default: 10)",
+    parser.option(
+        "[--strength-shapes A B]",
+        "shapes of the Beta prior of the strength (default: 1 1)",
+        float,
+        (1.0, 1.0),
     )
-    parser.add_argument(
-        "--strength-shapes",
-        type=float,
-        nargs=2,
-        default=(1.0, 1.0),
-        metavar=("A", "B"),
-        help="shapes of the Beta prior of the strength (default: 1 1)",
+    parser.option(
+        "[--max-attacks N]",
+        "at most N attacks of different counts; each takes about 0.1 s",
+        positive_int,
+        1000,
     )
-    parser.add_argument(
-        "--max-attacks",
-        type=positive_int,
-        default=1000,
-        metavar="N",
-        help="at most N attacks of different counts; each takes about 0.1 s (default: 1000)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.option("[--json]", "print the result as JSON", bool)
 
 
 def run_mcmc(options: argparse.Namespace) -> str:
@@ -698,7 +662,7 @@ class TestPower:
     steps: int | None
 
 
-def add_power_arguments(parser: argparse.ArgumentParser) -> None:
+def add_power_arguments(parser: Command) -> None:
     """Declare what the command takes."""
     parser.description = (
         "Canary readings, and steps, after which the audit's tests and the bounds "
@@ -706,28 +670,15 @@ def add_power_arguments(parser: argparse.ArgumentParser) -> None:
         "without simulation. Exits with 0, or with 2 if it cannot be computed."
     )
     for name, what in (("claimed", "claimed for one step"), ("true", "actually spent by one step")):
-        parser.add_argument(
-            f"--{name}-epsilon", required=True, type=float, metavar="X", help=f"epsilon {what}"
-        )
-    parser.add_argument("--delta", required=True, type=float, help="delta of both, in (0, 1)")
-    parser.add_argument("--target", type=float, default=0.95, help="power (default: 0.95)")
-    parser.add_argument(
-        "--significance",
-        type=float,
-        default=0.05,
-        help="probability that a bound is wrong (default: 0.05)",
+        parser.option(f"--{name}-epsilon X", f"epsilon {what}", float)
+    parser.option("--delta", "delta of both, in (0, 1)", float)
+    parser.option("[--target]", "power", float, 0.95)
+    parser.option("[--significance]", "probability that a bound is wrong", float, 0.05)
+    parser.option(
+        "[--audit-significance P]", "probability of a false alarm of the whole audit", float, 1e-3
     )
-    parser.add_argument(
-        "--audit-significance",
-        type=float,
-        default=1e-3,
-        metavar="P",
-        help="probability of a false alarm of the whole audit (default: 0.001)",
-    )
-    parser.add_argument(
-        "--canaries", type=whole, default=8, metavar="K", help="canaries a step (default: 8)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.option("[--canaries K]", "canaries a step", whole, 8)
+    parser.option("[--json]", "print the numbers as JSON", bool)
 
 
 def run_power(options: argparse.Namespace) -> str:

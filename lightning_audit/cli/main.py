@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,17 +28,16 @@ from lightning_audit.results.report_json import plain
 _LARGEST = 2**63 - 1
 
 
-def add_max_values(command: argparse.ArgumentParser) -> None:
+def add_max_values(command: Command) -> None:
     """Add the option that limits how much is read from a file."""
     from lightning_audit.files import MAX_VALUES  # loads numpy, which a gate does not need
 
-    command.add_argument(
-        "--max-values",
-        type=positive_int,
-        default=MAX_VALUES,
-        metavar="N",
-        help="read at most N numbers from the file; 10^8 take about 3 GB and half a minute "
+    command.option(
+        "[--max-values N]",
+        "read at most N numbers from the file; 10^8 take about 3 GB and half a minute "
         "(default: 10^8)",
+        positive_int,
+        MAX_VALUES,
     )
 
 
@@ -273,7 +272,7 @@ def _run(options: argparse.Namespace) -> int:
     return EXIT_CODES["PASS"]
 
 
-class _Command(argparse.ArgumentParser):
+class Command(argparse.ArgumentParser):
     """Parser of a command; it declares its arguments on first use, so a gate loads no scipy."""
 
     command = ""
@@ -284,6 +283,36 @@ class _Command(argparse.ArgumentParser):
         module = import_module(f"lightning_audit.cli.{_MODULES[self.command]}")
         getattr(module, f"add_{name}_arguments")(self)
         self.set_defaults(run=getattr(module, f"run_{name}"))
+
+    def option(
+        self,
+        usage: str,
+        text: str,
+        kind: Callable[[str], Any] | Collection[str] = str,
+        default: Any = None,
+    ) -> None:
+        """Declare an option whose help says its default.
+
+        Args:
+            usage: as the command's usage has it, such as ``"[--members FILE]"``; in brackets if it
+                may be left out. Two names of values take two values.
+            text: the help; if it says no default, that is appended.
+            kind: function of the text that is given; the texts that are allowed; or `bool` for a
+                flag.
+            default: None if there is none.
+        """
+        name, *values = usage.strip("[]").split()
+        if kind is bool:
+            self.add_argument(name, action="store_true", help=text)
+            return
+        more: dict[str, Any] = {"type": kind} if callable(kind) else {"choices": kind}
+        if values:
+            more |= {"metavar": values[0]} if len(values) == 1 else {"metavar": tuple(values)}
+            more |= {"nargs": len(values)} if len(values) > 1 else {}
+        if default is not None and "default" not in text:
+            text += f" (default: {format(default, 'g') if isinstance(default, float) else default})"
+        required = not usage.startswith("[")
+        self.add_argument(name, default=default, required=required, help=text, **more)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Declare the arguments, and parse."""
@@ -323,7 +352,7 @@ def _parser() -> argparse.ArgumentParser:
         help="print what completes this command in a shell",
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Command)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Command)
     for name, does in _COMMANDS.items():
         commands.add_parser(name, help=does).command = name
     return parser

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lightning_audit.cli.check import load, reports_of
 from lightning_audit.cli.formats import named
-from lightning_audit.cli.main import Refused
+from lightning_audit.cli.main import Command, Refused
 from lightning_audit.files import reason_of, replacing, visible
 from lightning_audit.record.report_directory import PAGE_NAME, REPORT_NAME
 from lightning_audit.report.page import Source, training_of, write_page, write_pages
@@ -19,7 +19,7 @@ from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, Report
 # --- `lightning-audit report`: reports as HTML pages, without torch.
 
 
-def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+def add_report_arguments(parser: Command) -> None:
     """Declare what the command takes."""
     parser.description = (
         "Write a report.json as an HTML page (report.html next to it): one file without scripts "
@@ -33,12 +33,12 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="write the page to this file; of a folder, the index and all pages into this folder",
     )
-    parser.add_argument(
-        "--css",
-        choices=("inline", "beside"),
-        default="inline",
-        help="`beside`: write the style sheet into report.css next to the page, for servers that "
-        "forbid inline styles (default: inline)",
+    parser.option(
+        "[--css]",
+        "`beside`: write the style sheet into report.css next to the page, for servers that "
+        "forbid inline styles",
+        ("inline", "beside"),
+        "inline",
     )
 
 
@@ -99,7 +99,7 @@ def _source(path: str, training: str) -> Source:
 _FORMATS = (".md", ".html")
 
 
-def add_card_arguments(parser: argparse.ArgumentParser) -> None:
+def add_card_arguments(parser: Command) -> None:
     """Declare what the command takes."""
     parser.description = (
         "Write the privacy card of a training: what NIST SP 800-226, ISO/IEC 27559 and the OpenDP "
@@ -114,12 +114,8 @@ def add_card_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the card to this file: .md, with the YAML of a model card, or .html "
         "(default: Markdown to the standard output)",
     )
-    parser.add_argument(
-        "--facts", metavar="FILE", help="YAML with what the owner states; see docs/privacy-card.md"
-    )
-    parser.add_argument(
-        "--name", help="name of the training (default: that of the report's folder)"
-    )
+    parser.option("[--facts FILE]", "YAML with what the owner states; see docs/privacy-card.md")
+    parser.option("[--name]", "name of the training (default: that of the report's folder)")
 
 
 def run_card(options: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from lightning_audit._validate import shown
-from lightning_audit.cli.main import Refused, as_json, positive_int, refused
+from lightning_audit.cli.main import Command, Refused, as_json, positive_int, refused
 from lightning_audit.files import read_text, reason_of, visible, with_extra
 from lightning_audit.many.store import StoreError, StoreStatus, duration, status_of
 from lightning_audit.record.report_directory import REPORT_NAME
@@ -59,10 +59,10 @@ _GIVES = (
 )
 
 
-def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+def add_plan_arguments(parser: Command) -> None:
     """Declare what the command takes."""
     parser.description = (
-        "Train a training, or a plain loop, for a few steps, and print whether it can be "
+        "Run a few steps of a training, or of a plain loop, and print whether it can be "
         "audited, by which method, which examinations would be skipped, how many steps a PASS "
         "takes, and what the audit costs. Exits with 0 if it can be audited, with 1 if it is "
         "refused, something is already wrong with it, or its planned steps cost more than is "
@@ -77,24 +77,23 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "takes one step on a batch, and a dict of arguments of attach, such as the planned epochs; "
         "a module's name may replace the file",
     )
-    parser.add_argument(
-        "--accelerator",
-        choices=_ACCELERATORS,
-        help="of a Trainer that states none (default: as the training says)",
+    parser.option(
+        "[--accelerator]",
+        "of a Trainer that states none (default: as the training says)",
+        _ACCELERATORS,
     )
-    parser.add_argument(
-        "--attack-tpr",
-        type=float,
-        metavar="TPR",
-        help="also print the noise multiplier with which no attack exceeds this true positive rate "
+    parser.option(
+        "[--attack-tpr TPR]",
+        "also print the noise multiplier with which no attack exceeds this true positive rate "
         "at the false positive rate --fpr, after all planned steps",
+        float,
     )
-    parser.add_argument("--fpr", type=float, default=0.01, help="see there (default: 0.01)")
+    parser.option("[--fpr]", "see there", float, 0.01)
     _add_no_progress(parser)
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.option("[--json]", "print the result as JSON", bool)
 
 
-def _add_no_progress(parser: argparse.ArgumentParser) -> None:
+def _add_no_progress(parser: Command) -> None:
     parser.add_argument(
         "--no-progress",
         dest="progress",
@@ -245,37 +244,34 @@ _JOBS = 8
 _INTERRUPTED = 130
 
 
-def add_selftest_arguments(parser: argparse.ArgumentParser) -> None:
+def add_selftest_arguments(parser: Command) -> None:
     """Declare what the command takes."""
     parser.description = (
         "Train known faults of DP-SGD and correct trainings under audit, each in its own "
         "process. Exits with 0 if every fault was found and named "
         "and no correct training was accused, with 1 if not, with 2 if it cannot run."
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="two faults and one correct training only"
-    )
+    parser.option("[--quick]", "two faults and one correct training only", bool)
     parser.add_argument(
         "--fault",
         action="append",
         metavar="NAME",
         help="this fault only; may be repeated (docs/faults.md lists them)",
     )
-    parser.add_argument(
-        "--jobs",
-        type=positive_int,
-        default=min(os.cpu_count() or 1, _JOBS),
-        metavar="N",
-        help=f"trainings at a time (default: the number of processors, {_JOBS} at most)",
+    parser.option(
+        "[--jobs N]",
+        f"trainings at a time (default: the number of processors, {_JOBS} at most)",
+        positive_int,
+        min(os.cpu_count() or 1, _JOBS),
     )
-    parser.add_argument(
-        "--accelerator",
-        choices=_ACCELERATORS,
-        default="cpu",
-        help="where to train (default: cpu); faults of several processes train on the CPU",
+    parser.option(
+        "[--accelerator]",
+        "where to train (default: cpu); faults of several processes train on the CPU",
+        _ACCELERATORS,
+        "cpu",
     )
     _add_no_progress(parser)
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.option("[--json]", "print the results as JSON", bool)
 
 
 def run_selftest(options: argparse.Namespace) -> int:
@@ -528,7 +524,7 @@ class _Changes(argparse.Action):
         setattr(options, self.dest, tuple(values))
 
 
-def add_audit_training_arguments(parser: argparse.ArgumentParser) -> None:
+def add_audit_training_arguments(parser: Command) -> None:
     """Declare what the command takes."""
     parser.description = (
         "Audit a training function by many trainings with and without a canary. Exit with 0 for "
@@ -587,7 +583,7 @@ def run_audit_training(options: argparse.Namespace) -> int:
 # --- `lightning-audit status`: what an audit over many trainings has done so far.
 
 
-def add_status_arguments(parser: argparse.ArgumentParser) -> None:
+def add_status_arguments(parser: Command) -> None:
     """Declare what the command takes."""
     parser.description = (
         "Print what the store of an audit over many trainings holds, also while the audit runs: "
@@ -595,7 +591,7 @@ def add_status_arguments(parser: argparse.ArgumentParser) -> None:
         "store or it is damaged; `lightning-audit check` is the gate."
     )
     parser.add_argument("store", help="folder of the trainings, such as audit-many")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.option("[--json]", "print the result as JSON", bool)
 
 
 def run_status(options: argparse.Namespace) -> str:
