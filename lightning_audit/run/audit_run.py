@@ -482,7 +482,7 @@ class AuditRun:
         return self.optimizers.state(
             lints=self.lints.state(),
             course=self._course.state(steps_of(self.sessions)),
-            segments=segment_state(self.sessions, self.facts, self.config),
+            segments=segment_state(self.facts),
         )
 
     @property
@@ -496,7 +496,7 @@ class AuditRun:
         self.ledger.look_at_steps(self.sessions, self._course)
         self.examinations.look_at_processing()
         ledger = self.ledger.settle(self.optimizers.facts, self.config.claim)
-        return RunFacts.of(self.optimizers, self.lints, self._course, self.ranks, ledger)
+        return RunFacts(self.optimizers, self.lints, self._course, self.ranks, ledger)
 
     # ------------------------------------------------------------------ the path of a batch
 
@@ -650,9 +650,7 @@ class AuditRun:
         self.look_is_due = self.lints.rate_rose = False
         if not self.optimizers.steps:
             self.optimizers.read_rates()
-        if not self.ranks.from_first(
-            lambda: composed or violated(self.sessions, self.facts, self.config)
-        ):
+        if not self.ranks.from_first(lambda: composed or violated(self.facts)):
             return None
         self.report = self.ranks.from_first(lambda: self._write(*self._evaluate(), complete=False))
         return self.report
@@ -749,8 +747,8 @@ class AuditRun:
 
     def _evaluate(self) -> tuple[Epsilons, Findings]:
         facts = self.facts
-        epsilons = current_epsilons(self.sessions, facts, self.config)
-        return epsilons, run_checks(self.sessions, facts, self.config, epsilons)
+        epsilons = current_epsilons(facts)
+        return epsilons, run_checks(facts, epsilons)
 
     def _write(self, epsilons: Epsilons, findings: Findings, *, complete: bool) -> AuditReport:
         for session in self.sessions:
@@ -771,6 +769,4 @@ class AuditRun:
             troubles = [store.trouble for store in stores if store.trouble]
             failed = [text for name, text in self.files.unwritten.items() if name not in besides]
             self._course.unwritten = [*troubles, *failed]
-        return build_report(
-            self.sessions, self.facts, self.config, epsilons, findings, complete=complete
-        )
+        return build_report(self.facts, epsilons, findings, complete=complete)

@@ -308,9 +308,7 @@ def run_history(sessions: Sequence[AuditSession]) -> tuple[Phase, ...]:
     return tuple(phase for session in sessions for phase in session.monitor.history)
 
 
-def current_epsilons(
-    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
-) -> Epsilons:
+def current_epsilons(run: RunFacts) -> Epsilons:
     """Compute the epsilons now.
 
     The releases of each of n private optimizers are part of the run's releases, so a lower bound
@@ -319,34 +317,40 @@ def current_epsilons(
     reported. If the claim states noise that is correlated over steps, epsilon is neither composed
     nor bounded.
     """
-    if config.mechanism_alone:  # accountants and all bounds assume independent noise
-        return Epsilons(epsilon_claim(config.claimed_epsilon, (), config.delta), None)
-    links = () if config.shuffled else facts.accountants  # accountants assume Poisson batches
+    if run.config.mechanism_alone:  # accountants and all bounds assume independent noise
+        return Epsilons(epsilon_claim(run.config.claimed_epsilon, (), run.config.delta), None)
+    links = () if run.config.shuffled else run.accountants  # accountants assume Poisson batches
     claim = epsilon_claim(
-        config.claimed_epsilon, links, config.delta, optimizers=len(sessions), items=config.items
+        run.config.claimed_epsilon,
+        links,
+        run.config.delta,
+        optimizers=len(run.sessions),
+        items=run.config.items,
     )
-    monitors = [session.monitor for session in sessions if session.monitor.steps]
+    monitors = [session.monitor for session in run.sessions if session.monitor.steps]
     if not monitors:
         return Epsilons(claim, None)
-    history, told = run_history(sessions), steps_told(facts.accountants)
-    if config.shuffled:
-        composed: Sequence[Phase] = (passes_taken(history, told, facts.passes),)
+    history, told = run_history(run.sessions), steps_told(run.accountants)
+    if run.config.shuffled:
+        composed: Sequence[Phase] = (passes_taken(history, told, run.passes),)
     else:
-        composed = costlier(history, told, config.delta, config.adjacency, config.items)
-    earlier = facts.fits.counted(config)
-    spent = config.epsilon_of([*composed, *earlier])
+        composed = costlier(history, told, run.config.delta, run.config.adjacency, run.config.items)
+    earlier = run.course.fits.counted(run.config)
+    spent = run.config.epsilon_of([*composed, *earlier])
     by_removal = None
-    if config.adjacency == "replace_one":
-        removal = [*costlier(history, told, config.delta), *earlier]
-        by_removal = composed_epsilon(removal, config.delta, items=config.items)
+    if run.config.adjacency == "replace_one":
+        removal = [*costlier(history, told, run.config.delta), *earlier]
+        by_removal = composed_epsilon(removal, run.config.delta, items=run.config.items)
     # A ratio of at most one proves no more than epsilon_spent: composing it is of use only if
     # epsilon_spent exceeds the claim.
     claimed_epsilon = claim.claimed_epsilon
     within = spent is not None and claimed_epsilon is not None and spent <= claimed_epsilon
     # Noise that is added to the weights is not in the readings: they prove nothing.
-    read = [s for s in sessions if s.monitor.steps and not s.releases.weights_move]
-    each = [_proved_once(session, config, len(sessions), within) for session in read] or [Proved()]
-    largest = each[0] if len(each) == 1 else _largest(each, config.bound_significance)
+    read = [s for s in run.sessions if s.monitor.steps and not s.releases.weights_move]
+    each = [_proved_once(session, run.config, len(run.sessions), within) for session in read] or [
+        Proved()
+    ]
+    largest = each[0] if len(each) == 1 else _largest(each, run.config.bound_significance)
     return Epsilons(claim, spent, largest, by_removal, composed, earlier)
 
 

@@ -121,45 +121,41 @@ class Findings:
     by_optimizer: tuple[tuple[CheckResult, ...], ...] = ()
 
 
-def run_checks(
-    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig, epsilons: Epsilons
-) -> Findings:
+def run_checks(run: RunFacts, epsilons: Epsilons) -> Findings:
     """Return the results of all checks now, as far as `disclosure` lets them leave the process.
 
     Each of n sessions tests at 1/n of the significance, and so does its `epsilon` check; the checks
     of the batches belong to the run. The shares add up to the significance.
     """
-    steps = sum(session.monitor.steps for session in sessions)
-    by_records = facts.exempt_by_records if config.adjacency == "add_remove" else ()
-    exempt = (facts.exempt_steps, facts.plain_refused, by_records)
-    plain = no_dp_result(facts.plain_steps, steps, facts.plain_name, *exempt)
-    located = facts.code.located if facts.code else list
+    steps = sum(session.monitor.steps for session in run.sessions)
+    by_records = run.audits.plain.follow_records if run.config.adjacency == "add_remove" else ()
+    exempt = (run.audits.plain.exempt, run.audits.plain.refused, by_records)
+    plain = no_dp_result(run.audits.without_dp[0], steps, run.audits.without_dp[1], *exempt)
+    located = run.code.located if run.code else list
     common = located([plain])
-    if not sessions:
-        return Findings(acknowledge(common, config.allow))
-    *seen, late = results_by_place(sessions, facts, config, epsilons)
-    each = config.significance / len(sessions)
+    if not run.sessions:
+        return Findings(acknowledge(common, run.config.allow))
+    *seen, late = results_by_place(run, epsilons)
+    each = run.config.significance / len(run.sessions)
     own = [
         acknowledge(
-            located(_of_optimizer(shown(c, each), optimizer, len(sessions)) for c in checks),
+            located(_of_optimizer(shown(c, each), optimizer, len(run.sessions)) for c in checks),
             optimizer.allow,
         )
-        for checks, optimizer in zip(seen, facts.optimizers, strict=True)
+        for checks, optimizer in zip(seen, run.audits.facts, strict=True)
     ]
-    late = located(shown(check, config.significance) for check in late)
+    late = located(shown(check, run.config.significance) for check in late)
     every = [*common, *(check for checks in own for check in checks), *late]
     return Findings(
-        acknowledge(in_order(every), config.allow),
-        tuple(acknowledge(in_order([*common, *checks, *late]), config.allow) for checks in own),
+        acknowledge(in_order(every), run.config.allow),
+        tuple(acknowledge(in_order([*common, *checks, *late]), run.config.allow) for checks in own),
     )
 
 
-def results_by_place(
-    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig, epsilons: Epsilons
-) -> list[list[CheckResult]]:
+def results_by_place(run: RunFacts, epsilons: Epsilons) -> list[list[CheckResult]]:
     """Return the results over all segments: each private optimizer's, and last the run's."""
-    own = [_own_results(place, session, facts) for place, session in enumerate(sessions)]
-    return [*own, _results_of_run(sessions, facts, config, epsilons)]
+    own = [_own_results(place, session, run) for place, session in enumerate(run.sessions)]
+    return [*own, _results_of_run(run, epsilons)]
 
 
 def unknown_epsilons(config: AuditConfig) -> Epsilons:
@@ -167,9 +163,9 @@ def unknown_epsilons(config: AuditConfig) -> Epsilons:
     return Epsilons(epsilon_claim(None, (), config.delta), None)
 
 
-def violated(sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig) -> bool:
+def violated(run: RunFacts) -> bool:
     """Return whether a check that needs no epsilon is violated now."""
-    found = run_checks(sessions, facts, config, unknown_epsilons(config)).all
+    found = run_checks(run, unknown_epsilons(run.config)).all
     return any(check.status == "violated" for check in found)
 
 
@@ -177,19 +173,19 @@ def violated(sessions: Sequence[AuditSession], facts: RunFacts, config: AuditCon
 _OF_NOISE = ("noise", "reuse", "channel")
 
 
-def _own_results(place: int, session: AuditSession, facts: RunFacts) -> list[CheckResult]:
-    leaks, told = facts.examined.leaks_into_weights, session.recorder.processing
+def _own_results(place: int, session: AuditSession, run: RunFacts) -> list[CheckResult]:
+    leaks, told = run.course.examined.leaks_into_weights, session.recorder.processing
     checks = [told.if_of_records(check, leaks) for check in session.recorder.results]
-    if facts.noise_equal:  # the recorder knows the draws of its own process alone
-        equal = equal_noise_result(facts.processes)
+    if run.course.comparison.noise_equal:  # the recorder knows the draws of its own process alone
+        equal = equal_noise_result(run.ranks.count)
         checks = [equal if check.name == equal.name else check for check in checks]
     if (norms := session.step.norms) is not None:
         checks.append(clipping_norm_result(norms.checked, norms.largest_ratio, norms.clipped_at))
     checks.append(finite_result(session.lost.count, session.lost.first))
     if session.between.taken:
         checks.append(between_result(session.between.found, session.between.clipping))
-    checks = facts.earlier.joined(place, checks, session.monitor.significance)
-    if facts.examined.one_number:
+    checks = run.course.earlier.joined(place, checks, session.monitor.significance)
+    if run.course.examined.one_number:
         checks = [
             not_asked(REGISTRY[check.name], Reason.ONE_NUMBER)
             if check.status == "violated" and REGISTRY[check.name].group in _OF_NOISE
@@ -220,172 +216,168 @@ def _of_optimizer(check: CheckResult, optimizer: OptimizerFacts, count: int) -> 
     )
 
 
-def _results_of_run(
-    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig, epsilons: Epsilons
-) -> list[CheckResult]:
+def _results_of_run(run: RunFacts, epsilons: Epsilons) -> list[CheckResult]:
     checks = []
-    if facts.synchronised is not None:
-        checks.append(unsynchronised_result(facts.synchronised, facts.processes))
-    if len(sessions) > 1:
-        begun = [s.noise_start for s in sessions if s.noise_start is not None]
+    if run.course.comparison.synchronised is not None:
+        checks.append(unsynchronised_result(run.course.comparison.synchronised, run.ranks.count))
+    if len(run.sessions) > 1:
+        begun = [s.noise_start for s in run.sessions if s.noise_start is not None]
         checks.append(noise_shared_result(len(set(begun)) < len(begun)))
-    examined = facts.examined.results(config.significance)
-    if any("seeded" in session.between.found for session in sessions):
+    examined = run.course.examined.results(run.config.significance)
+    if any("seeded" in session.between.found for session in run.sessions):
         void = not_asked(REPLAY_NOISE, Reason.SEEDED)
         examined = [void if c.name == void.name and c.status == "ok" else c for c in examined]
     checks += examined
-    attention = mixing_attention(facts.code.module) if facts.code else ""
-    checks.append(facts.coupling.result(facts.examined.off, config.items, attention))
-    checks += facts.fence.results()
-    checks.append(epsilon_result(epsilons, config))
-    if stated := [pair for one in facts.optimizers for pair in one.stated_twice]:
+    attention = mixing_attention(run.code.module) if run.code else ""
+    checks.append(run.course.coupling.result(run.course.examined.off, run.config.items, attention))
+    checks += run.course.fence.results()
+    checks.append(epsilon_result(epsilons, run.config))
+    if stated := [pair for one in run.audits.facts for pair in one.stated_twice]:
         checks.append(claim_result(stated))
-    records = (facts.loader.records if facts.loader else None) or 0
+    records = (run.lints.loader.records if run.lints.loader else None) or 0
     checks.append(
         accounting_result(
             epsilons.epsilon_spent,
             epsilons.claimed_epsilon,
-            config.delta,
+            run.config.delta,
             epsilons.claim.source,
             epsilons.epsilon_by_removal,
-            NOT_COMPOSED if config.mechanism_alone else "",
-            ONE_STEP_AN_EPOCH if config.shuffled else AS_LOSS_DISTRIBUTIONS,
-            planned=facts.planned,
+            NOT_COMPOSED if run.config.mechanism_alone else "",
+            ONE_STEP_AN_EPOCH if run.config.shuffled else AS_LOSS_DISTRIBUTIONS,
+            planned=run.lints.planned,
             continues=bool(epsilons.earlier),
-            items=config.items,
-            delta_above=bool(records) and config.delta > 1.0 / records,
+            items=run.config.items,
+            delta_above=bool(records) and run.config.delta > 1.0 / records,
         )
     )
-    _hold_batches_to_steps(facts, max(session.monitor.steps for session in sessions))
-    checks += _sampling_results(sessions, facts, config)
-    if facts.split_epochs:
-        checks.append(logical_batch_result(facts.carried_over, facts.split_epochs))
-    if len(sessions) == 1:  # with several it is not known whose loss it is
-        (optimizer,) = facts.optimizers
-        checks += loss_reduction_result(facts.loss_reduction, optimizer.loss_reduction)
-    checks.append(_of_opacus(sessions, facts, config))
-    checks += _divisor_results(sessions, facts, config, epsilons.claimed_epsilon)
-    return facts.earlier.joined(-1, checks, config.significance)
+    _hold_batches_to_steps(run, max(session.monitor.steps for session in run.sessions))
+    checks += _sampling_results(run)
+    if run.lints.split_epochs:
+        checks.append(logical_batch_result(run.lints.carried_over, run.lints.split_epochs))
+    if len(run.sessions) == 1:  # with several it is not known whose loss it is
+        (optimizer,) = run.audits.facts
+        checks += loss_reduction_result(run.lints.loss_reduction, optimizer.loss_reduction)
+    checks.append(_of_opacus(run))
+    checks += _divisor_results(run, epsilons.claimed_epsilon)
+    return run.course.earlier.joined(-1, checks, run.config.significance)
 
 
-def _sampling_results(
-    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
-) -> list[CheckResult]:
+def _sampling_results(run: RunFacts) -> list[CheckResult]:
     """Check whether batches and steps are as the accountant assumes and recorded."""
     found: list[CheckResult] = []
-    holds, epsilon = _cost_of_passes(sessions, facts, config)
-    if facts.loader is not None and config.shuffled:
-        loader = facts.loader
-        alone = facts.loaders == facts.processes == 1
-        once = loader.once and alone and not _more_rows_than_records(sessions, facts)
-        drawn_by = _UNFETCHED if facts.ledger.unfetched else loader.description
-        once = once and not facts.ledger.unfetched
+    holds, epsilon = _cost_of_passes(run)
+    if run.lints.loader is not None and run.config.shuffled:
+        loader = run.lints.loader
+        alone = run.lints.loaders == run.ranks.count == 1
+        once = loader.once and alone and not _more_rows_than_records(run)
+        drawn_by = _UNFETCHED if run.ledger.unfetched else loader.description
+        once = once and not run.ledger.unfetched
         found.append(shuffled_result(loader.kind, drawn_by, once=once))
-    elif facts.loader is not None:
-        unfetched = facts.ledger.unfetched and facts.loader.kind != "not_poisson"
-        elsewhere = facts.ledger.elsewhere or unfetched
+    elif run.lints.loader is not None:
+        unfetched = run.ledger.unfetched and run.lints.loader.kind != "not_poisson"
+        elsewhere = run.ledger.elsewhere or unfetched
         otherwise = _UNFETCHED if unfetched else _BY_THE_STEP
         found += sampling_results(
-            "unknown" if elsewhere else facts.loader.kind,
-            otherwise if elsewhere else facts.loader.description,
-            facts.loader.sample_rate,
-            facts.sample_rate,
-            max((session.planner.batch_sizes for session in sessions), key=len),
-            None if elsewhere else facts.batches,
-            by_choice=any(optimizer.poisson is False for optimizer in facts.optimizers),
+            "unknown" if elsewhere else run.lints.loader.kind,
+            otherwise if elsewhere else run.lints.loader.description,
+            run.lints.loader.sample_rate,
+            run.sample_rate,
+            max((session.planner.batch_sizes for session in run.sessions), key=len),
+            None if elsewhere else run.lints.batches,
+            by_choice=any(optimizer.poisson is False for optimizer in run.audits.facts),
             holds=holds,
             epsilon_that_holds=epsilon,
-            raised_in=facts.loader.raised_in,
+            raised_in=run.lints.loader.raised_in,
         )
-    if facts.repeated and facts.synchronised:
-        found.append(repeated_result(facts.processes, facts.sample_rate))
-    told = [phase for link in facts.accountants for phase in link.accountant.history]
-    found += facts.ledger.results(told, run_history(sessions))
-    if config.mechanism_alone:  # the claim states no assumption on the batches
+    if run.lints.repeated and run.course.comparison.synchronised:
+        found.append(repeated_result(run.ranks.count, run.sample_rate))
+    told = [phase for link in run.accountants for phase in link.accountant.history]
+    found += run.ledger.results(told, run_history(run.sessions))
+    if run.config.mechanism_alone:  # the claim states no assumption on the batches
         return [REGISTRY[one.name].not_run(f"not compared: {NOT_COMPOSED}") for one in found]
     return found
 
 
-def _of_opacus(
-    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
-) -> CheckResult:
+def _of_opacus(run: RunFacts) -> CheckResult:
     """Check whether parts of Opacus are used that are known to lose privacy."""
-    loader, chance = facts.loader, 0.0
+    loader, chance = run.lints.loader, 0.0
     if loader is not None and loader.sample_rate is not None and loader.drawn_from is not None:
-        planned = max(max(s.recorder.steps, s.recorder.header.planned_end or 0) for s in sessions)
+        planned = max(
+            max(s.recorder.steps, s.recorder.header.planned_end or 0) for s in run.sessions
+        )
         chance = chance_of_empty(loader.sample_rate, loader.drawn_from, planned)
     fixed = loader is not None and loader.kind == "not_poisson"
     return opacus_result(
-        averaged=any(getattr(s.step, "averages", False) for s in sessions),
-        another=any(getattr(s.step, "another", False) for s in sessions),
-        alike=facts.processes if facts.drawn_alike else 0,
+        averaged=any(getattr(s.step, "averages", False) for s in run.sessions),
+        another=any(getattr(s.step, "another", False) for s in run.sessions),
+        alike=run.ranks.count if run.course.comparison.drawn_alike else 0,
         empty=loader.empty if loader is not None else "",
         chance=chance,
-        delta=config.delta,
-        count=(0.0, 0.0) if fixed else max(count_noise(s.step.optimizer) for s in sessions),
-        gdp=config.claimed_epsilon is None
-        and any(link.accountant.mechanism() == "gdp" for link in facts.accountants),
+        delta=run.config.delta,
+        count=(0.0, 0.0) if fixed else max(count_noise(s.step.optimizer) for s in run.sessions),
+        gdp=run.config.claimed_epsilon is None
+        and any(link.accountant.mechanism() == "gdp" for link in run.accountants),
     )
 
 
-def _more_rows_than_records(sessions: Sequence[AuditSession], facts: RunFacts) -> bool:
+def _more_rows_than_records(run: RunFacts) -> bool:
     """Return whether steps clip more gradients than the passes have records."""
-    records = facts.loader.records if facts.loader else None
-    for session in sessions:
+    records = run.lints.loader.records if run.lints.loader else None
+    for session in run.sessions:
         rows, steps = session.planner.rows_taken, session.recorder.steps
         # Each input canary is one more row.
-        if records and rows is not None and rows > max(facts.begun, 1) * records + steps:
+        if records and rows is not None and rows > max(run.lints.epochs, 1) * records + steps:
             return True
     return False
 
 
-def _cost_of_passes(
-    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
-) -> tuple[str, float | None]:
+def _cost_of_passes(run: RunFacts) -> tuple[str, float | None]:
     """Return the epsilon that holds if each record enters one step an epoch: text and number."""
-    book, loader = facts.ledger, facts.loader
+    book, loader = run.ledger, run.lints.loader
     several = book.again or book.unknown or book.stale or book.repeated
-    several = several or facts.earlier.found(LEDGER_STEPS.name)
-    alone = facts.loaders == facts.processes == 1
-    if loader is None or not (loader.once and alone) or several or facts.resumed:
+    several = several or run.course.earlier.found(LEDGER_STEPS.name)
+    alone = run.lints.loaders == run.ranks.count == 1
+    if loader is None or not (loader.once and alone) or several or run.course.resumed:
         return "", None
-    if _more_rows_than_records(sessions, facts):
+    if _more_rows_than_records(run):
         return "", None
-    stated = [session.planner.claim(1).noise_multiplier for session in sessions]
-    least = min([*stated, *(phase.noise_multiplier for phase in run_history(sessions))])
-    passes = max(1, facts.begun) * len(sessions)
+    stated = [session.planner.claim(1).noise_multiplier for session in run.sessions]
+    least = min([*stated, *(phase.noise_multiplier for phase in run_history(run.sessions))])
+    passes = max(1, run.lints.epochs) * len(run.sessions)
     if not least > 0.0:
         return "", None
-    least /= config.items  # all of a record's may be in one batch
-    epsilon = epsilon_of_passes(least, passes, config.delta, config.adjacency)
-    return what_holds(least, passes, config.delta), epsilon
+    least /= run.config.items  # all of a record's may be in one batch
+    epsilon = epsilon_of_passes(least, passes, run.config.delta, run.config.adjacency)
+    return what_holds(least, passes, run.config.delta), epsilon
 
 
-def _hold_batches_to_steps(facts: RunFacts, steps: int) -> None:
+def _hold_batches_to_steps(run: RunFacts, steps: int) -> None:
     """Disable the batch-size test if sampler batches do not map one-to-one to steps."""
-    check = facts.batches
+    check = run.lints.batches
     if check is None:
         return
-    check.twice_counts = any(found.accountant is not None for found in facts.optimizers)
+    check.twice_counts = any(found.accountant is not None for found in run.audits.facts)
     # Samplers prefetch batches, and a step may be skipped.
-    batches = min(check.batches, facts.trained_batches)
-    if batches > 1.2 * facts.batches_per_step * steps + 2:
+    batches = min(check.batches, run.course.trained_batches)
+    if batches > 1.2 * run.lints.batches_per_step * steps + 2:
         check.obstacle = "several of its batches make up a step"
 
 
 def _divisor_results(
-    sessions: Sequence[AuditSession],
-    facts: RunFacts,
-    config: AuditConfig,
+    run: RunFacts,
     claimed_epsilon: float | None,
 ) -> Iterator[CheckResult]:
     """Yield what the divisors of the gradients reveal about the number of records."""
-    records = facts.loader.records if facts.loader else None
-    stated = config.claim.expected_batch_size if config.claim else None
+    records = run.lints.loader.records if run.lints.loader else None
+    stated = run.config.claim.expected_batch_size if run.config.claim else None
     promise = Promise(
-        claimed_epsilon, config.delta, config.adjacency, config.private_size, config.items
+        claimed_epsilon,
+        run.config.delta,
+        run.config.adjacency,
+        run.config.private_size,
+        run.config.items,
     )
-    for session, optimizer in zip(sessions, facts.optimizers, strict=True):
+    for session, optimizer in zip(run.sessions, run.audits.facts, strict=True):
         rate, expected = optimizer.sample_rate, optimizer.expected_batch_size
         # A divisor that the claim states is a constant, even if it equals a number of the data.
         if not records or not rate or expected is None or expected == stated:
@@ -396,7 +388,7 @@ def _divisor_results(
         found = batch_size_result(expected, records, rate, released, promise)
         if found is not None:
             yield from acknowledge(
-                [_of_optimizer(found, optimizer, len(sessions))], optimizer.allow
+                [_of_optimizer(found, optimizer, len(run.sessions))], optimizer.allow
             )
 
 
@@ -552,9 +544,7 @@ def _is_of_run(metric: str) -> bool:
 
 
 def build_report(
-    sessions: Sequence[AuditSession],
-    facts: RunFacts,
-    config: AuditConfig,
+    run: RunFacts,
     epsilons: Epsilons,
     findings: Findings,
     *,
@@ -565,44 +555,44 @@ def build_report(
         PowerModel(session.monitor, session.inserter.oversize)
         if complete and session.monitor.steps
         else None
-        for session in sessions
+        for session in run.sessions
     ]
-    powers = [model.at(config.resolution) if model else {} for model in models]
+    powers = [model.at(run.config.resolution) if model else {} for model in models]
     seen = tuple(
         seen_of(
             session.monitor,
             power,
             session.inserter.oversize,
-            session.pass_blockers(facts.examined.alone),
+            session.pass_blockers(run.course.examined.alone),
             optimizer.label,
             float(session.recorder.released.canaries.mean()) if session.at_cut else 1.0,
             lost_explained=session.planner.lost_explained,
         )
-        for session, power, optimizer in zip(sessions, powers, facts.optimizers, strict=True)
+        for session, power, optimizer in zip(run.sessions, powers, run.audits.facts, strict=True)
     )
     others = [
-        *_other_blockers(facts, config, complete),
-        *(facts.fits.blockers(epsilons.composed, config) if complete else ()),
+        *_other_blockers(run, complete),
+        *(run.course.fits.blockers(epsilons.composed, run.config) if complete else ()),
     ]
     of_run = blockers_of_run(
-        config,
+        run.config,
         findings.all,
         epsilons.epsilon_spent,
         others,
         complete=complete,
-        mechanism_alone=config.mechanism_alone,
+        mechanism_alone=run.config.mechanism_alone,
     )
-    now = _held(findings.all, epsilons, config)
+    now = _held(findings.all, epsilons, run.config)
     findings = Findings(
         worded(findings.all, now), tuple(worded(own, now) for own in findings.by_optimizer)
     )
-    verdict, blockers = _verdict(sessions, facts, config, findings, seen, of_run)
-    names = named(findings.all, config, facts.unaudited)
-    verdict = with_allowed(verdict, names, now, config.delta)
-    monitors = [session.monitor for session in sessions]
-    history, composed = run_history(sessions), merge([*epsilons.composed, *epsilons.earlier])
+    verdict, blockers = _verdict(run, findings, seen, of_run)
+    names = named(findings.all, run.config, run.course.unaudited)
+    verdict = with_allowed(verdict, names, now, run.config.delta)
+    monitors = [session.monitor for session in run.sessions]
+    history, composed = run_history(run.sessions), merge([*epsilons.composed, *epsilons.earlier])
     not_run = {check.name for check in findings.all if check.status == "not_run"}
-    records = [session.store.path.name for session in sessions if session.store]
+    records = [session.store.path.name for session in run.sessions if session.store]
     report = AuditReport(
         verdict=verdict,
         checks=mark_consequences(findings.all, verdict.faults),
@@ -611,24 +601,24 @@ def build_report(
         claimed_epsilon=now.claimed,
         epsilon_spent=now.spent,
         epsilon_refuted_by=now.refuted_by,
-        epsilon_not_excluded=_not_excluded(models, monitors, config, verdict)
+        epsilon_not_excluded=_not_excluded(models, monitors, run.config, verdict)
         if now.spent_holds
         else None,
-        delta=config.delta,
+        delta=run.config.delta,
         steps=sum(monitor.steps for monitor in monitors),
         observations=sum(monitor.sensitivity.observations for monitor in monitors),
         history=_as_tuples(history),
         composed=() if {*composed} == {*merge(history)} else _as_tuples(composed),
         power=_least_power(powers),
-        epochs=_rows_that_hold(facts.epochs, findings.all),
-        settings=config.settings(ended=complete),
+        epochs=_rows_that_hold(run.course.epochs, findings.all),
+        settings=run.config.settings(ended=complete),
         environment={name: _version(name) for name in _LIBRARIES},
         notes=(
-            *(facts.fits.notes(epsilons.composed, config) if complete else ()),
-            *facts.notes,
+            *(run.course.fits.notes(epsilons.composed, run.config) if complete else ()),
+            *run.notes,
             *numbers_of_data(findings.all),
-            *(facts.target.notes(epsilons.composed, config.items) if complete else ()),
-            *_notes(sessions, facts, config, verdict, not_run),
+            *(run.course.target.notes(epsilons.composed, run.config.items) if complete else ()),
+            *_notes(run, verdict, not_run),
         ),
         record=records[0] if records else None,
         other_records=tuple(records[1:]),
@@ -637,25 +627,23 @@ def build_report(
         optimizers=seen,
         pass_blockers=tuple(others),
         blockers=blockers,
-        audit_cost=facts.cost,
-        examination_cost=facts.examined.cost,
+        audit_cost=run.course.time.cost(),
+        examination_cost=run.course.examined.cost,
     )
-    return filled(report, sessions, facts, config)
+    return filled(report, run)
 
 
 def _as_tuples(phases: Iterable[Phase]) -> tuple[tuple[float, float | None, int], ...]:
     return tuple((phase.noise_multiplier, phase.sample_rate, phase.steps) for phase in phases)
 
 
-def segment_state(
-    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
-) -> dict[str, Any]:
+def segment_state(run: RunFacts) -> dict[str, Any]:
     """Return the checkpoint state of the checks that restart after it."""
-    if not sessions:
-        return facts.earlier.state([], [])
-    seen = results_by_place(sessions, facts, config, unknown_epsilons(config))
-    levels = [*(session.monitor.significance for session in sessions), config.significance]
-    return facts.earlier.state(seen, levels)
+    if not run.sessions:
+        return run.course.earlier.state([], [])
+    seen = results_by_place(run, unknown_epsilons(run.config))
+    levels = [*(session.monitor.significance for session in run.sessions), run.config.significance]
+    return run.course.earlier.state(seen, levels)
 
 
 def _least_power(powers: Sequence[Mapping[str, Power]]) -> dict[str, dict[str, Any]]:
@@ -669,27 +657,27 @@ def _least_power(powers: Sequence[Mapping[str, Power]]) -> dict[str, dict[str, A
 
 
 def _verdict(
-    sessions: Sequence[AuditSession],
-    facts: RunFacts,
-    config: AuditConfig,
+    run: RunFacts,
     findings: Findings,
     seen: Sequence[OptimizerSeen],
     of_run: Sequence[PassBlocker],
 ) -> tuple[Verdict, tuple[PassBlocker, ...]]:
     """Return the worst verdict over the private optimizers, and what it lacks for a pass."""
-    labels = [optimizer.label for optimizer in facts.optimizers]
+    labels = [optimizer.label for optimizer in run.audits.facts]
     own: list[tuple[Sequence[CheckResult], AuditMonitor | None, OptimizerSeen | None]] = [
         (checks, session.monitor, shown)
-        for session, checks, shown in zip(sessions, findings.by_optimizer, seen, strict=True)
+        for session, checks, shown in zip(run.sessions, findings.by_optimizer, seen, strict=True)
     ] or [(findings.all, None, None)]
-    missing = [blockers_of(checks, shown, config.resolution, of_run) for checks, _, shown in own]
+    missing = [
+        blockers_of(checks, shown, run.config.resolution, of_run) for checks, _, shown in own
+    ]
     verdicts = [
         judge(
             *one,
-            config.resolution,
+            run.config.resolution,
             lacks,
-            facts.processes,
-            mechanism_alone=config.mechanism_alone,
+            run.ranks.count,
+            mechanism_alone=run.config.mechanism_alone,
         )
         for one, lacks in zip(own, missing, strict=True)
     ]
@@ -700,18 +688,16 @@ def _verdict(
 
 
 def _notes(
-    sessions: Sequence[AuditSession],
-    facts: RunFacts,
-    config: AuditConfig,
+    run: RunFacts,
     verdict: Verdict,
     not_run: Collection[str],
 ) -> list[str]:
     # If the verdict is inconclusive, the unwritten files are among its pass_blockers.
-    notes = list(facts.unwritten) if verdict.outcome == "VIOLATION" else []
-    if config.mechanism_alone:
+    notes = list(run.course.unwritten) if verdict.outcome == "VIOLATION" else []
+    if run.config.mechanism_alone:
         notes.append(MECHANISM_ALONE)
         notes += [_NOT_ALONE] if NOISE_MEAN.name in not_run else []
-    for session, optimizer in zip(sessions, facts.optimizers, strict=True):
+    for session, optimizer in zip(run.sessions, run.audits.facts, strict=True):
         notes += [optimizer.named(note) for note in session.planner.notes]
         less = [str(pair) for pair in optimizer.stated_twice if pair.promised < 0]
         notes += [optimizer.named(f"the claim promises less privacy: {text}") for text in less]
@@ -732,15 +718,15 @@ def _operating_points(monitors: Sequence[AuditMonitor]) -> tuple[OperatingPoint,
     )
 
 
-def _other_blockers(facts: RunFacts, config: AuditConfig, complete: bool) -> list[str]:
+def _other_blockers(run: RunFacts, complete: bool) -> list[str]:
     """Return the reasons against a pass that no check and no count covers."""
-    blockers = [*filter(None, [facts.resumed]), *facts.unwritten]
-    if facts.break_off:
-        blockers.append(facts.break_off)
+    blockers = [*filter(None, [run.course.resumed]), *run.course.unwritten]
+    if run.course.break_off:
+        blockers.append(run.course.break_off)
     elif not complete:
         blockers.append(NOT_ENDED)
-    if facts.unaudited and "unaudited" not in config.allow:
-        shown = ", ".join(f"`{parameter}`" for parameter in facts.unaudited[:5])
+    if run.course.unaudited and "unaudited" not in run.config.allow:
+        shown = ", ".join(f"`{parameter}`" for parameter in run.course.unaudited[:5])
         blockers.append(
             f"{shown} changed although the private optimizer does not train it: what it learned "
             "was not audited; if it does not depend on the data (an average of weights, say), "

@@ -23,6 +23,7 @@ from lightning_audit.checks.accounting import Ledger, PlannedCost, StatedTwice
 from lightning_audit.checks.check import evidence_in
 from lightning_audit.checks.replay import Coupling, ExaminationLog
 from lightning_audit.checks.sampling import BatchCheck
+from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.opacus import AccountantLink
 from lightning_audit.files import commit_of
 from lightning_audit.hooks.boundary import RunTime, where
@@ -255,148 +256,57 @@ class Notes:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts of a run at one moment, collected from its parts, in addition to its observations.
+    """A run at one moment, as its results and its report read it: the parts that make it up.
 
     Args:
-        optimizers: facts of the private optimizers, in the order of their sessions.
-        plain_steps: steps of optimizers that are not private, or not as they were taken.
-        plain_name: class of the last of these.
-        plain_refused: class of the one whose first step was refused, or empty.
-        exempt_steps: steps of those that the user exempts, by the text that names them.
-        exempt_by_records: those of them that train on as many rows as there are records.
-        unaudited: parameters that changed although no private optimizer trains them.
-        loader: how the training loader samples; None before that is known.
-        loaders: number of training loaders.
-        repeated: whether each process draws from all records.
-        batches: test of a sampler's batches, if its type does not show how it draws.
-        batches_per_step: batches that the Trainer accumulates per step.
-        trained_batches: batches that were trained on.
-        split_epochs: epochs with split batches.
-        begun: epochs that began.
-        passes: steps that a record may have entered, if shuffled batches are claimed; else 0.
-        planned: planned steps or epochs that cost more than the claim; None if they do not.
-        carried_over: epochs with split batches that began with the rest of a batch.
-        loss_reduction: how the first loss was reduced, "mean" or "sum"; None if unknown.
-        processes: number of processes that train together.
-        synchronised: whether they read the same gradients so far; None if they were not compared.
-        noise_equal: whether two of them drew the same noise.
-        drawn_alike: whether they draw the same positions of their shares of the records.
-        coupling: what examinations found on whether a record's gradient depends on other records.
-        examined: the other results of examinations.
-        fence: what changed the weights outside of private steps, and what metrics decide.
+        audits: its optimizers; their sessions hold the observations.
+        lints: what loaders, loss and settings show.
+        course: what happened so far.
+        ranks: the processes that train together.
         ledger: the recorded batches, steps and accountant calls.
-        epochs: the metrics logged at the ends of epochs.
-        notes: on the run.
-        break_off: why the training broke off, or empty.
-        resumed: which steps before a resume were not observed, or empty.
-        unwritten: which parts of report and records could not be written, as text.
-        cost: see `RunTime.cost`.
-        earlier: results of the segments before the last resume.
-        code: locates the user's code; None before the training begins.
-        about: its circumstances, course and examinations.
-        fits: earlier fits on the same records.
-        target: the epsilon that Opacus was given.
     """
 
-    optimizers: Sequence[OptimizerFacts] = ()
-    plain_steps: int = 0
-    plain_name: str = ""
-    plain_refused: str = ""
-    exempt_steps: Mapping[str, int] = field(default_factory=dict)
-    exempt_by_records: tuple[str, ...] = ()
-    unaudited: tuple[str, ...] = ()
-    loader: LoaderFacts | None = None
-    loaders: int = 1
-    repeated: bool = False
-    batches: BatchCheck | None = None
-    batches_per_step: int = 1
-    trained_batches: int = 0
-    split_epochs: int = 0
-    begun: int = 0
-    passes: int = 0
-    planned: PlannedCost | None = None
-    carried_over: int = 0
-    loss_reduction: str | None = None
-    processes: int = 1
-    synchronised: bool | None = None
-    noise_equal: bool = False
-    drawn_alike: bool = False
-    coupling: Coupling = field(default_factory=Coupling)
-    fence: FenceLog = field(default_factory=FenceLog)
-    examined: ExaminationLog = field(default_factory=ExaminationLog)
-    ledger: Ledger = field(default_factory=Ledger)
-    epochs: Sequence[Mapping[str, float]] = ()
-    notes: Sequence[str] = ()
-    break_off: str = ""
-    resumed: str = ""
-    unwritten: Sequence[str] = ()
-    cost: Mapping[str, float] = field(default_factory=dict)
-    earlier: EarlierSegments = field(default_factory=EarlierSegments)
-    code: OwnCode | None = None
-    about: Circumstances = field(default_factory=Circumstances)
-    fits: EarlierFits = field(default_factory=EarlierFits)
-    target: Target = field(default_factory=Target)
+    audits: AuditedOptimizers
+    lints: RunLints
+    course: RunCourse
+    ranks: Ranks
+    ledger: Ledger
 
-    @classmethod
-    def of(
-        cls,
-        optimizers: AuditedOptimizers,
-        lints: RunLints,
-        course: RunCourse,
-        ranks: Ranks,
-        ledger: Ledger,
-    ) -> RunFacts:
-        """Collect the current facts from the parts of a run."""
-        return cls(
-            optimizers=optimizers.facts,
-            plain_steps=optimizers.without_dp[0],
-            plain_name=optimizers.without_dp[1],
-            plain_refused=optimizers.plain.refused,
-            exempt_steps=dict(optimizers.plain.exempt),
-            exempt_by_records=optimizers.plain.follow_records,
-            unaudited=course.unaudited,
-            loader=lints.loader,
-            loaders=lints.loaders,
-            repeated=lints.repeated,
-            batches=lints.batches,
-            batches_per_step=lints.batches_per_step,
-            trained_batches=course.trained_batches,
-            split_epochs=lints.split_epochs,
-            begun=lints.epochs,
-            passes=course.passes.passes(steps_of(optimizers.sessions)) if course.passes else 0,
-            planned=lints.planned,
-            carried_over=lints.carried_over,
-            loss_reduction=lints.loss_reduction,
-            processes=ranks.count,
-            synchronised=course.comparison.synchronised,
-            noise_equal=course.comparison.noise_equal,
-            drawn_alike=course.comparison.drawn_alike,
-            coupling=course.coupling,
-            examined=course.examined,
-            fence=course.fence,
-            ledger=ledger,
-            epochs=course.epochs,
-            notes=[*course.notes.sentences, *filter(None, [course.earlier.note])],
-            break_off=course.break_off,
-            resumed=course.resumed,
-            unwritten=course.unwritten,
-            cost=course.time.cost(),
-            earlier=course.earlier,
-            code=lints.code and replace(lints.code, met=course.coupling.where),
-            about=course.about,
-            fits=course.fits,
-            target=course.target,
-        )
+    @property
+    def sessions(self) -> Sequence[AuditSession]:
+        """The sessions of the private optimizers."""
+        return self.audits.sessions
+
+    @property
+    def config(self) -> AuditConfig:
+        """The configuration."""
+        return self.audits.config
+
+    @property
+    def passes(self) -> int:
+        """Number of steps that a record may have entered, if shuffled batches are claimed."""
+        passes = self.course.passes
+        return passes.passes(steps_of(self.sessions)) if passes else 0
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes on the run."""
+        return [*self.course.notes.sentences, *filter(None, [self.course.earlier.note])]
+
+    @property
+    def code(self) -> OwnCode | None:
+        """Locates the user's code; None before the training begins."""
+        return self.lints.code and replace(self.lints.code, met=self.course.coupling.where)
 
     @property
     def accountants(self) -> tuple[AccountantLink, ...]:
         """The links to the run's accountants, each once."""
-        return links_of(self.optimizers)
+        return links_of(self.audits.facts)
 
     @property
     def sample_rate(self) -> float | None:
         """The rate to compare the loader with; see `rate_of_all`."""
-        return rate_of_all(self.optimizers, self.loaders)
+        return rate_of_all(self.audits.facts, self.lints.loaders)
 
 
 def steps_of(sessions: Sequence[AuditSession]) -> list[int]:

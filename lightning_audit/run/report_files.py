@@ -40,7 +40,6 @@ from lightning_audit.results.audit_report import (
     CheckResult,
     OperatingPoint,
     UnauditableTraining,
-    Verdict,
     items_words,
 )
 from lightning_audit.results.report_details import (
@@ -456,25 +455,23 @@ _NOT_EXCLUDED = {
 }
 
 
-def claim_of(
-    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
-) -> dict[str, ClaimedValue]:
+def claim_of(run: RunFacts) -> dict[str, ClaimedValue]:
     """Return each part of the claim, with its source; parts that are unknown are None.
 
     The number of records is included only if batches are shuffled: with Poisson sampling it is
     private. The same for a divisor that is computed from it, if the user states it as private.
     """
     read = {
-        "noise_multiplier": (_noise(sessions), "optimizer"),
-        "max_grad_norm": (_norms(sessions), "optimizer"),
-        "expected_batch_size": (_divisors(facts, config), "optimizer"),
-        "sample_rate": (_one([own.sample_rate for own in facts.optimizers]), "accountant"),
-        "records": (_records(facts, config), "loader"),
-        "sampling": ("poisson", "accountant" if facts.accountants else "default"),
-        "adjacency": (config.adjacency, "default"),
-        "accountant": (_accountants(facts), "optimizer"),
+        "noise_multiplier": (_noise(run.sessions), "optimizer"),
+        "max_grad_norm": (_norms(run.sessions), "optimizer"),
+        "expected_batch_size": (_divisors(run), "optimizer"),
+        "sample_rate": (_one([own.sample_rate for own in run.audits.facts]), "accountant"),
+        "records": (_records(run), "loader"),
+        "sampling": ("poisson", "accountant" if run.accountants else "default"),
+        "adjacency": (run.config.adjacency, "default"),
+        "accountant": (_accountants(run), "optimizer"),
     }
-    stated = config.claim.to_dict() if config.claim else {}
+    stated = run.config.claim.to_dict() if run.config.claim else {}
     user = {name: stated[name] for name in _STATED if stated.get(name) is not None}
     return {
         name: ClaimedValue(user[name], "user") if name in user else ClaimedValue(value, source)
@@ -531,19 +528,19 @@ def _norms(sessions: Sequence[AuditSession]) -> Any:
     return _one([None if claim is None else claim.max_grad_norm for claim in claims])
 
 
-def _divisors(facts: RunFacts, config: AuditConfig) -> Any:
-    if config.private_size:
+def _divisors(run: RunFacts) -> Any:
+    if run.config.private_size:
         return None
-    return _one([own.expected_batch_size for own in facts.optimizers])
+    return _one([own.expected_batch_size for own in run.audits.facts])
 
 
-def _records(facts: RunFacts, config: AuditConfig) -> int | None:
-    public = config.shuffled and not config.private_size
-    return facts.loader.records if public and facts.loader is not None else None
+def _records(run: RunFacts) -> int | None:
+    public = run.config.shuffled and not run.config.private_size
+    return run.lints.loader.records if public and run.lints.loader is not None else None
 
 
-def _accountants(facts: RunFacts) -> Any:
-    names = [str(link.accountant.mechanism()) for link in facts.accountants]
+def _accountants(run: RunFacts) -> Any:
+    names = [str(link.accountant.mechanism()) for link in run.accountants]
     return _one(names)
 
 
@@ -632,29 +629,15 @@ def capped(rows: Iterable[TensorNoise]) -> tuple[tuple[TensorNoise, ...], int]:
 _LACKS = "the report lacks its {}, which failed ({}); the verdict does not depend on that"
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What the details are of."""
-
-    sessions: Sequence[AuditSession]
-    facts: RunFacts
-    config: AuditConfig
-
-
-def filled(
-    report: AuditReport, sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
-) -> AuditReport:
+def filled(report: AuditReport, run: RunFacts) -> AuditReport:
     """Return the report with its details.
 
     A detail that fails adds a note, and the verdict stays.
 
     Args:
         report: with verdict, checks and epsilons.
-        sessions: of the private optimizers.
-        facts: of the run.
-        config: of the audit.
+        run: the run.
     """
-    run = _Run(sessions, facts, config)
     parts = (_faults, _thresholds, _growth, _tensors, _with_limits, _claim, _course)
     for part in (*parts, _as_measured):
         try:
@@ -668,21 +651,21 @@ def filled(
     return for_plain_loop(report) if in_loop else report
 
 
-def _thresholds(report: AuditReport, run: _Run) -> AuditReport:
+def _thresholds(report: AuditReport, run: RunFacts) -> AuditReport:
     significance = run.config.significance
     return replace(
         report, checks=tuple(with_threshold(check, significance) for check in report.checks)
     )
 
 
-def _growth(report: AuditReport, run: _Run) -> AuditReport:
-    return replace(report, tests=growth_of(report.checks, _tests(run.sessions, run.facts)))
+def _growth(report: AuditReport, run: RunFacts) -> AuditReport:
+    return replace(report, tests=growth_of(report.checks, _tests(run)))
 
 
-def _tensors(report: AuditReport, run: _Run) -> AuditReport:
+def _tensors(report: AuditReport, run: RunFacts) -> AuditReport:
     rows, left_out = capped(
         row
-        for session, own in zip(run.sessions, run.facts.optimizers, strict=False)
+        for session, own in zip(run.sessions, run.audits.facts, strict=False)
         for row in rows_of(
             session.monitor, {slot.name: slot.numel for slot in session.step.layout}, own.label
         )
@@ -690,48 +673,45 @@ def _tensors(report: AuditReport, run: _Run) -> AuditReport:
     return replace(report, tensors=rows, tensors_left_out=left_out)
 
 
-def _with_limits(report: AuditReport, run: _Run) -> AuditReport:
+def _with_limits(report: AuditReport, run: RunFacts) -> AuditReport:
     mu, level = claimed_mu(report.history), run.config.bound_significance
     points = with_limits(report.operating_points, mu, level)
     return replace(report, claimed_mu=mu, operating_points=points)
 
 
-def _claim(report: AuditReport, run: _Run) -> AuditReport:
+def _claim(report: AuditReport, run: RunFacts) -> AuditReport:
     return replace(
         report,
-        claim=claim_of(run.sessions, run.facts, run.config),
+        claim=claim_of(run),
         settings_given=run.config.given,
         assumptions=assumptions_of(report, run.config),
     )
 
 
-def _course(report: AuditReport, run: _Run) -> AuditReport:
-    about = run.facts.about
-    now, loader = about.now, run.facts.loader
+def _course(report: AuditReport, run: RunFacts) -> AuditReport:
+    about = run.course.about
+    now, loader = about.now, run.lints.loader
     return replace(
         report,
         course=tuple(about.rows),
-        ended=about.ended(report.steps, run.facts.break_off),
+        ended=about.ended(report.steps, run.course.break_off),
         planned_steps=about.planned_steps,
         run=replace(now, data=loader.data) if now and loader else now,
         examinations=tuple(about.examinations),
-        published=tuple(run.facts.fence.published),
+        published=tuple(run.course.fence.published),
     )
 
 
-def _as_measured(report: AuditReport, run: _Run) -> AuditReport:
+def _as_measured(report: AuditReport, run: RunFacts) -> AuditReport:
     if run.config.mechanism_alone:
         return report
-    about = run.config.adjacency, run.facts.fits.counted(run.config), run.config.items
+    about = run.config.adjacency, run.course.fits.counted(run.config), run.config.items
     return replace(report, epsilon_measured=measured_epsilon(report, *about))
 
 
-def _faults(report: AuditReport, run: _Run) -> AuditReport:
-    return replace(report, verdict=_placed(report.verdict, run.facts, run.config))
-
-
-def _placed(verdict: Verdict, facts: RunFacts, config: AuditConfig) -> Verdict:
-    """Return the verdict with headlines of its faults and places in the user's code."""
+def _faults(report: AuditReport, run: RunFacts) -> AuditReport:
+    """Return the report with headlines of its faults and places in the user's code."""
+    verdict = report.verdict
     known = headlines() if verdict.faults else {}
     faults = tuple(
         replace(
@@ -741,11 +721,15 @@ def _placed(verdict: Verdict, facts: RunFacts, config: AuditConfig) -> Verdict:
         for fault in verdict.faults
     )
     verdict = replace(verdict, faults=faults)
-    return facts.code.in_verdict(verdict, source=config.source_in_report) if facts.code else verdict
+    if run.code:
+        verdict = run.code.in_verdict(verdict, source=run.config.source_in_report)
+    return replace(report, verdict=verdict)
 
 
-def _tests(sessions: Sequence[AuditSession], facts: RunFacts) -> Iterator[tuple[str, Evidence]]:
+def _tests(run: RunFacts) -> Iterator[tuple[str, Evidence]]:
     """Yield every test of the run, with the label of its optimizer if there are several."""
-    for session, own in zip(sessions, facts.optimizers, strict=False):
+    for session, own in zip(run.sessions, run.audits.facts, strict=False):
         yield from ((own.label, test) for test in session.recorder.tests)
-    yield from (("", test) for test in evidence_in([facts.batches, facts.ledger, facts.examined]))
+    yield from (
+        ("", test) for test in evidence_in([run.lints.batches, run.ledger, run.course.examined])
+    )

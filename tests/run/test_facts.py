@@ -27,10 +27,11 @@ from lightning_audit.run.facts import (
     Notes,
     OptimizerFacts,
     RunCourse,
-    RunFacts,
     RunLints,
     TrainingInfo,
     _commit,
+    links_of,
+    rate_of_all,
 )
 from lightning_audit.session.planner import Ranks
 
@@ -46,7 +47,7 @@ from lightning_audit.session.planner import Ranks
 )
 def test_the_loader_is_held_to_the_rate_that_any_optimizer_may_have(rates, loaders, rate):
     optimizers = [OptimizerFacts(sample_rate=each) for each in rates]
-    assert RunFacts(optimizers=optimizers, loaders=loaders).sample_rate == rate
+    assert rate_of_all(optimizers, loaders) == rate
 
 
 def test_a_stated_rate_is_taken_before_the_accountants_and_parts_of_a_step_add_up():
@@ -99,8 +100,8 @@ def test_an_epoch_that_ends_twice_is_logged_once():
 def test_one_accountant_of_two_optimizers_counts_once():
     engine, other = object(), object()
     links: list[Any] = [SimpleNamespace(accountant=a) for a in (engine, engine, other)]
-    facts = RunFacts(optimizers=[OptimizerFacts(accountant=link) for link in links])
-    assert [link.accountant for link in facts.accountants] == [engine, other]
+    facts = [OptimizerFacts(accountant=link) for link in links]
+    assert [link.accountant for link in links_of(facts)] == [engine, other]
 
 
 # --- Faults that no canary sees: each is shown to be in the libraries, and to be said by the audit.

@@ -187,19 +187,20 @@ def read(claim: PrivacyClaim | None = None, norms: tuple[float, ...] = (1.0,)) -
         adjacency=(claim and claim.adjacency) or "add_remove",
     )
     own = SimpleNamespace(sample_rate=0.1, expected_batch_size=50)
-    facts: Any = SimpleNamespace(
-        optimizers=[own for _ in norms],
+    run: Any = SimpleNamespace(
+        config=config,
+        audits=SimpleNamespace(facts=[own for _ in norms]),
         accountants=(),
-        loader=LoaderFacts("poisson", "a loader", 0.1, records=500),
+        lints=SimpleNamespace(loader=LoaderFacts("poisson", "a loader", 0.1, records=500)),
     )
-    sessions: Any = [
+    run.sessions = [
         SimpleNamespace(
             monitor=SimpleNamespace(history=()),
             planner=SimpleNamespace(known_claim=lambda norm=norm: StepClaim(1.5, norm, 50.0)),
         )
         for norm in norms
     ]
-    told = claim_of(sessions, facts, config)
+    told = claim_of(run)
     return {name: (part.value, part.source) for name, part in told.items()}
 
 
@@ -448,7 +449,6 @@ def test_an_inconclusive_run_says_in_numbers_what_is_missing(trained):
         ("rows_of", "tensors"),
         ("claimed_mu", "limits"),
         ("claim_of", "claim"),
-        ("told", "blockers"),
         ("headlines", "faults"),
     ],
 )
