@@ -9,7 +9,7 @@ import statistics
 
 import numpy as np
 
-from lightning_audit.checks.noise import WitnessNoiseCheck
+from lightning_audit.checks.noise import NOISE, WitnessNoiseCheck
 from lightning_audit.record.store import Observation, RecordHeader
 
 TENSORS, WITNESSES, DATA = 6, 64, 0.1
@@ -28,14 +28,14 @@ def steps_to_flag(onset: int, factor: float, seed: int, limit: int = 2000) -> in
     rng = np.random.default_rng(seed)
     names = tuple(f"tensor {j}" for j in range(TENSORS))
     header = RecordHeader(("none",), names, (WITNESSES,) * TENSORS, lags=1)
-    check = WitnessNoiseCheck(header, SIGNIFICANCE)
+    check = WitnessNoiseCheck(NOISE, header, SIGNIFICANCE)
     entry = np.zeros((), dtype=header.dtype)
     for step in range(onset + limit):
         variance = (1.0 if step < onset else factor**2) + DATA
         entry["step"] = step
         entry["tensor_squares"] = variance * rng.chisquare(WITNESSES, TENSORS)
         check.update(Observation.of(entry))
-        if any(test.violated for test in (check.pooled, check.single, check.burst)):
+        if any(test.violated for test in (check.test, check.single, check.burst)):
             return step - onset + 1
     return None
 

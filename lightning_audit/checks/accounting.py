@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from lightning_audit.accounting.composition import exceeds
 from lightning_audit.accounting.history import Phase, StepHistory
-from lightning_audit.checks.check import MEASURED, OF_BATCHES, Check, FaultRule
+from lightning_audit.checks.check import MEASURED, OF_BATCHES, Check, Fault
 from lightning_audit.checks.sampling import LEDGER_DRAWS, SAMPLING_RATE, DrawnBatches
 from lightning_audit.record.store import Observation, RecordHeader
 from lightning_audit.results.audit_report import CheckResult, OperatingPoint, items_words
@@ -29,44 +31,56 @@ NOT_COMPOSED = (
     "only if their noise is independent"
 )
 
-_SPENT_MORE = FaultRule(
+_SPENT_MORE = Fault(
     "wrong_accounting",
+    "The steps cost more than claimed",
     "wrong accounting: the steps cost more than is claimed",
-    "the number of steps, the sample rate and the noise multiplier that the claim was made for",
-    headline="The steps cost more than claimed",
-    rank=15,
+    "the number of steps, the sample rate and the noise multiplier that the claim was made for: "
+    "stop earlier, raise noise_multiplier, lower the sample rate, or claim the epsilon that the "
+    "steps cost",
 )
+_NO_NOISE = dataclasses.replace(_SPENT_MORE, look_at="noise_multiplier, which must be above 0")
 
-_OF_REPLACEMENT = FaultRule(
+_OF_REPLACEMENT = Fault(
     "replacement_accounted_as_removal",
+    "The claim covers removing a record, not replacing one",
     "wrong accounting: epsilon is promised if a record is replaced, and the claim covers only a "
     "record more or less",
     "which data sets are neighbors for the accountant: Opacus' accountants assume a record more or "
-    "less, and replacing a record moves the sum of the gradients twice as far",
-    headline="The claim covers removing a record, not replacing one",
-    rank=15,
-    # The claim would hold if no record were replaced, but one added or removed.
-    applies=lambda seen: (
-        seen.get("epsilon_by_removal") is not None
-        and not exceeds(seen["epsilon_by_removal"], seen["claimed_epsilon"])
-    ),
+    "less, and replacing a record moves the sum of the gradients twice as far; claim the epsilon "
+    "that replacing a record costs, or raise noise_multiplier",
 )
+
+
+def _of_no_noise(seen: Mapping[str, Any]) -> bool:
+    return math.inf in (seen.get("epsilon_planned"), seen.get("epsilon_spent"))
+
+
+def _holds_by_removal(seen: Mapping[str, Any]) -> bool:
+    """Return whether the claim would hold if no record were replaced, but one added or removed."""
+    removal = seen.get("epsilon_by_removal")
+    return removal is not None and not exceeds(removal, seen["claimed_epsilon"])
+
 
 ACCOUNTING = Check(
     "accounting",
-    "the steps, or those that are planned, cost more than the claim",
     title="Epsilon of the steps",
     failed_title="Steps cost more than claimed",
     meaning="The steps that ran, or that are planned, compose to a larger epsilon than the claim.",
-    look_at="Check the number of steps, the sampling rate and the noise multiplier that the claim "
-    "was computed for, and whether it covers replaced records.",
+    look_at="the number of steps, the sampling rate and the noise multiplier that the claim was "
+    "computed for, and whether it covers replaced records",
     topic="Total epsilon",
     kind="accounting",
     always=True,
     wrong=lambda seen: exceeds(
         seen.get("epsilon_planned") or seen["epsilon_spent"], seen["claimed_epsilon"]
     ),
-    faults=(_OF_REPLACEMENT, _SPENT_MORE),
+    message="{what}",
+    faults=(
+        _OF_REPLACEMENT.rule(15, applies=_holds_by_removal),
+        _NO_NOISE.rule(15, applies=_of_no_noise),
+        _SPENT_MORE.rule(15),
+    ),
     refutes=("claimed",),  # the epsilon of the steps holds
 )
 
@@ -75,26 +89,26 @@ ACCOUNTING = Check(
 
 CLAIM = Check(
     "claim.stated",
-    "the claim promises more privacy than the optimizer or its accountant states",
     title="Claim and optimizer",
     failed_title="Claim exceeds the optimizer",
     meaning="The claim states more noise, a smaller clipping norm, a smaller batch or a lower "
     "sampling rate than the optimizer or its accountant.",
-    look_at="State in `PrivacyClaim` what the optimizer is given, or give it what the claim says.",
+    look_at="what `PrivacyClaim` states and what make_private, or the optimizer, is given: they "
+    "must be equal",
     topic="Total epsilon",
     kind="accounting",
     wrong=lambda seen: bool(seen["more"]),
     fine="the claim promises no more than the optimizer states",
+    message=lambda seen: (
+        f"the claim promises more privacy than the optimizer states: {'; '.join(seen['more'])}"
+    ),
     refutes=("claimed", "spent"),
     faults=(
-        FaultRule(
+        Fault(
             "claim_above_optimizer",
+            "The claim promises more than the optimizer states",
             "the claim promises more privacy than the optimizer or its accountant states",
-            "what PrivacyClaim states and what make_private, or the optimizer, is given",
-            headline="The claim promises more than the optimizer states",
-            rank=-7.5,
-            explains_groups=MEASURED,
-        ),
+        ).rule(-7.5, MEASURED),
     ),
 )
 
@@ -134,19 +148,9 @@ def claim_result(pairs: Sequence[StatedTwice]) -> CheckResult:
     Args:
         pairs: before the first step, at least one.
     """
-    more = [str(pair) for pair in pairs if pair.promised > 0]
-    return CLAIM.judged(
-        {"more": more},
-        CLAIM.fine,
-        f"the claim promises more privacy than the optimizer states: {'; '.join(more)}",
-        "state in PrivacyClaim what the optimizer is given, or give it what the claim says",
-    )
+    return CLAIM.judged({"more": [str(pair) for pair in pairs if pair.promised > 0]})
 
 
-_LESS = (
-    "stop earlier, raise noise_multiplier, lower the sample rate, or claim the epsilon that the "
-    "steps cost"
-)
 #: How steps are composed, for Poisson batches and for shuffled ones.
 AS_LOSS_DISTRIBUTIONS = "as privacy loss distributions"
 ONE_STEP_AN_EPOCH = "with each record in one step an epoch"
@@ -204,10 +208,8 @@ def accounting_result(
     evidence = {"epsilon_spent": epsilon_spent, "claimed_epsilon": claimed_epsilon, "delta": delta}
     evidence |= {"delta_above_records": True} if delta_above else {}
     if planned is not None and claimed_epsilon is not None:
-        wrong = f"{planned.at(delta)} {how}, {source} says {claimed_epsilon:.4g} (claimed)"
-        return ACCOUNTING.judged(
-            {**evidence, "epsilon_planned": planned.epsilon}, "", wrong, _less(planned.epsilon)
-        )
+        what = f"{planned.at(delta)} {how}, {source} says {claimed_epsilon:.4g} (claimed)"
+        return ACCOUNTING.judged({**evidence, "epsilon_planned": planned.epsilon}, what=what)
     if epsilon_spent is None or claimed_epsilon is None:
         unknown = lack or "the sample rate is unknown"
         lacks = unknown if epsilon_spent is None else "no epsilon is claimed"
@@ -221,27 +223,18 @@ def accounting_result(
         f"epsilon {epsilon_spent:.4g} at delta {delta:.3g}{between} {how} "
         f"(spent), {source} says {claimed_epsilon:.4g} (claimed)"
     )
-    advice, steps = _less(epsilon_spent), "the steps so far"
+    steps, more = "the steps so far", ""
     if continues:
         steps = "the steps of this training and of those that it continues"
-        advice += "; if the earlier ones share no record, state PrivacyClaim(new_data=True)"
-    if epsilon_by_removal is not None and not exceeds(epsilon_by_removal, claimed_epsilon):
-        advice = (
-            "claim the epsilon that replacing a record costs, or raise noise_multiplier; adding or "
-            f"removing one costs only {epsilon_by_removal:.4g}, which is what Opacus' accountants "
-            "report"
+        more = "; if the earlier ones share no record, state PrivacyClaim(new_data=True)"
+    if _holds_by_removal(evidence):
+        more = (
+            f"; adding or removing one costs only {epsilon_by_removal:.4g}, which is what Opacus' "
+            "accountants report"
         )
     return ACCOUNTING.judged(
-        evidence,
-        f"{steps} compose to {numbers}",
-        f"{steps} cost {numbers}",
-        advice,
+        evidence, f"{steps} compose to {numbers}", what=f"{steps} cost {numbers}{more}"
     )
-
-
-def _less(epsilon: float) -> str:
-    """Return advice that lowers the cost of a training."""
-    return "set noise_multiplier above 0" if math.isinf(epsilon) else _LESS
 
 
 # --- Guesses of the private coins: error counts for bounds from the literature.
@@ -303,12 +296,11 @@ class Guesses:
 
 EPSILON = Check(
     "epsilon",
-    "more leaks than claimed, over the run",
     title="Lower bound on epsilon",
     failed_title="More leaks than claimed",
     meaning="The epsilon that the readings prove for the run is larger than the claim.",
-    look_at="Check clipping and noise of each step, and the noise multiplier that the accountant "
-    "uses.",
+    look_at="clipping and noise of each step, and the noise multiplier that the accountant "
+    "records: the other findings say whether the noise or the clipping is at fault",
     topic="Total epsilon",
     kind="epsilon",
     weight=100,
@@ -319,14 +311,13 @@ EPSILON = Check(
         seen["epsilon_lower"] is not None
         and exceeds(seen["epsilon_lower"], seen["claimed_epsilon"])
     ),
+    message="{what}",
     faults=(
-        FaultRule(
+        Fault(
             "leaks_more_than_claimed",
+            "More leaks than the claim allows",
             "more leaks than the claim allows, by noise and clipping together",
-            "clipping and noise of each step, and the noise multiplier that the accountant records",
-            headline="More leaks than the claim allows",
-            rank=5,
-        ),
+        ).rule(5),
     ),
 )
 
@@ -469,69 +460,79 @@ def _unread(found: CheckResult) -> str:
     return found.message if found.evidence.get("hook") == "unread" else ""
 
 
+def _recorded_too_little(seen: Mapping[str, Any]) -> str:
+    if missing := seen["missing"]:
+        return f"the accountant recorded {seen['steps'] - missing} of {seen['steps']} steps"
+    return (
+        f"the accountant recorded noise_multiplier {seen['told_noise']:.4g}, above that of every "
+        "step"
+    )
+
+
 LEDGER_ACCOUNTANT = Check(
     "ledger.accountant",
-    "the accountant recorded fewer steps, or more noise, than the optimizer took and stated",
     title="What the accountant recorded",
     failed_title="Accountant recorded too little",
     meaning="The accountant recorded fewer steps than the optimizer took, or more noise than the "
     "optimizer stated.",
-    look_at="Check what calls `accountant.step`, and with which `noise_multiplier`: "
-    "`attach_step_hook` makes the optimizer call it once per step.",
+    look_at="what calls `accountant.step`, and with which `noise_multiplier`: `attach_step_hook` "
+    "makes the optimizer call it once per step, with the noise multiplier and the sample rate that "
+    "it states",
     topic="Sampling and bookkeeping",
     kind="accounting",
     always=True,
     wrong=lambda seen: seen["missing"] > 0 or seen["told_noise"] is not None,
     blocks=_unread,
     refutes=("claimed",),  # of the accountant; the steps are composed as they were taken
+    message=_recorded_too_little,
     faults=(
-        FaultRule(
+        Fault(
             "accountant_not_told",
+            "The accountant did not record all steps",
             "wrong accounting: the accountant did not record all steps",
             "what calls accountant.step: with attach_step_hook the optimizer does it at each step; "
-            "a new PrivacyEngine starts again in each round, but with continue_accountant=True",
-            headline="The accountant did not record all steps",
-            rank=4,
-            explains=("accounting", "epsilon"),
-            applies=lambda seen: seen["missing"] > 0,
-        ),
-        FaultRule(
+            "a new PrivacyEngine has a new accountant: write lightning_audit.Rounds(..., "
+            "continue_accountant=True), or load the earlier one's state, load_state_dict",
+        ).rule(4, explains=("accounting", "epsilon"), applies=lambda seen: seen["missing"] > 0),
+        Fault(
             "accountant_told_of_more_noise",
+            "The accountant recorded more noise than was added",
             "wrong accounting: the accountant recorded more noise than the optimizer states",
-            "the noise_multiplier that accountant.step is called with",
-            headline="The accountant recorded more noise than was added",
-            rank=4,
-            explains=("accounting", "epsilon"),
-        ),
+        ).rule(4, explains=("accounting", "epsilon")),
     ),
 )
 
+
+def _on_used_batches(seen: Mapping[str, Any]) -> str:
+    if seen["stale"]:
+        return (
+            f"{seen['stale']} of {seen['recognised']} examined steps were taken on a batch that an "
+            "earlier step had used"
+        )
+    return f"{seen['again']} steps were taken on a batch that had already made a step"
+
+
 LEDGER_STEPS = Check(
     "ledger.steps",
-    "several steps were taken on one batch, at once or later, and accounted as if each drew its "
-    "own",
     title="Steps taken per batch",
     failed_title="Several steps on one batch",
     meaning="Several steps were taken on one batch, and accounted as if each had drawn its own.",
-    look_at="Look for loops over `optimizer.step` within a batch, and for batches that are kept "
-    "for later.",
+    look_at="loops over `optimizer.step` within a batch, and batches that are kept for later: each "
+    "step needs a new draw",
     topic="Sampling and bookkeeping",
     kind="accounting",
     wrong=lambda seen: seen["again"] > 0 or seen["stale"] > 0,
     private=True,
     fine="each step had its own batch",
     public=("message",),
+    message=_on_used_batches,
     refutes=OF_BATCHES,
     faults=(
-        FaultRule(
+        Fault(
             "several_steps_on_one_batch",
+            "Several steps were taken on one batch",
             "wrong sampling: several steps were taken on one batch",
-            "loops over optimizer.step within a batch, and batches that are kept for later: each "
-            "step needs a new draw",
-            headline="Several steps were taken on one batch",
-            rank=11,
-            explains=(SAMPLING_RATE.name,),
-        ),
+        ).rule(11, explains=(SAMPLING_RATE.name,)),
     ),
 )
 
@@ -550,44 +551,40 @@ def _unknown(found: CheckResult) -> str:
 
 LEDGER_SCHEDULE = Check(
     "ledger.schedule",
-    "batches are left out, or noise_multiplier changes, by no known schedule, as if a loss decides "
-    "it (never a violation; replay.release tests whether records do)",
     title="Schedule of steps and noise",
     failed_title="Schedule may depend on data",
     meaning="Batches are left out or `noise_multiplier` changes by no known schedule, so no "
     "epsilon holds if a loss, or another value without noise, decides it.",
-    look_at="Check what decides whether a batch makes a step, and what sets `noise_multiplier`: "
-    "steps, epochs, public data and released values may, a loss of training records may not.",
+    look_at="what decides whether a batch makes a step, and what sets `noise_multiplier`: steps, "
+    "epochs, public data and released values may, a loss of training records may not",
     topic="Sampling and bookkeeping",
     kind="accounting",
     wrong=lambda _: False,
     blocks=_unknown,
+    fine="steps and their noise follow a schedule",
 )
 
 LEDGER_RECORDS = Check(
     "ledger.records",
-    "the data set holds records several times, so that they are drawn more often than is accounted",
     title="Duplicates in the data set",
     failed_title="Data set repeats records",
     meaning="The data set holds some records several times, so they are drawn more often than is "
     "accounted.",
-    look_at="Check the indices that a `Subset` or `ConcatDataset` is made of.",
+    look_at="the indices that a `Subset` or `ConcatDataset` is made of, which must be distinct: "
+    "one that it holds k times is drawn k times as often",
     topic="Sampling and bookkeeping",
     kind="accounting",
     wrong=lambda seen: seen["repeated"] > 0,
     private=True,
     fine="the data set holds each index once",
+    message="the data set holds {repeated:,} indices several times",
     refutes=OF_BATCHES,
     faults=(
-        FaultRule(
+        Fault(
             "records_stand_several_times",
+            "The data set holds records several times",
             "wrong sampling: the data set holds indices several times",
-            "how its Subset or ConcatDataset is made: an index that it holds k times is drawn k "
-            "times as often",
-            headline="The data set holds records several times",
-            rank=12,
-            explains=(SAMPLING_RATE.name, LEDGER_DRAWS.name),
-        ),
+        ).rule(12, explains=(SAMPLING_RATE.name, LEDGER_DRAWS.name)),
     ),
 )
 
@@ -657,14 +654,7 @@ class Ledger:
         if taken:
             checks += [self._of_steps(), self._of_schedule()]
         if self.repeated is not None:
-            checks.append(
-                LEDGER_RECORDS.judged(
-                    {"repeated": self.repeated},
-                    LEDGER_RECORDS.fine,
-                    f"the data set holds {self.repeated:,} indices several times",
-                    "make the Subset or ConcatDataset from distinct indices",
-                )
-            )
+            checks.append(LEDGER_RECORDS.judged({"repeated": self.repeated}))
         if self.draws is not None:
             checks.append(self.draws.result())
         return checks
@@ -681,15 +671,7 @@ class Ledger:
             "recognised": self.recognised,
             "stale": self.stale,
         }
-        wrong = (
-            f"{self.stale} of {self.recognised} examined steps were taken on a batch that an "
-            "earlier step had used"
-            if self.stale
-            else f"{self.again + regiven} steps were taken on a batch that had already made a step"
-        )
-        return LEDGER_STEPS.judged(
-            evidence, fine, wrong, "take one step on each batch that is drawn, and keep no batch"
-        )
+        return LEDGER_STEPS.judged(evidence, fine)
 
     def _of_schedule(self) -> CheckResult:
         # The number of batches is not shown: for split batches it depends on the data.
@@ -702,7 +684,7 @@ class Ledger:
         ]
         if what := " and ".join(filter(None, found)):
             return LEDGER_SCHEDULE.not_run(f"{what}, by {UNKNOWN_SCHEDULE}", evidence)
-        return LEDGER_SCHEDULE.judged(evidence, "steps and their noise follow a schedule", "", "")
+        return LEDGER_SCHEDULE.judged(evidence)
 
     def _of_accountant(self, told: Told, taken: Sequence[Phase]) -> CheckResult:
         if self.hook != "read":
@@ -727,23 +709,7 @@ class Ledger:
             "missing": missing,
             "told_noise": more,
         }
-        wrong = (
-            f"the accountant recorded {steps - missing} of {steps} steps"
-            if missing
-            else f"the accountant recorded noise_multiplier {more:.4g}, above that of every step"
-            if more is not None
-            else ""
-        )
-        return LEDGER_ACCOUNTANT.judged(
-            evidence,
-            f"the accountant recorded all {steps} steps",
-            wrong,
-            "let the optimizer's step hook call accountant.step once per step, with the "
-            "noise_multiplier and the sample rate that the optimizer states"
-            if self.begun  # else they are steps of earlier parts of the training
-            else "a new PrivacyEngine has a new accountant: write lightning_audit.Rounds(..., "
-            "continue_accountant=True), or load the earlier one's state, load_state_dict",
-        )
+        return LEDGER_ACCOUNTANT.judged(evidence, f"the accountant recorded all {steps} steps")
 
 
 def _since(told: Told, before: int) -> list[Sequence[float]]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from lightning_audit.checks.check import Check, rule_of_kinds
-from lightning_audit.checks.replay import OF_CLIPPING
+from lightning_audit.checks.check import Check, Fault, Group
+from lightning_audit.checks.replay import CLIPPING, OF_CLIPPING
 from lightning_audit.results.audit_report import CheckResult
 
-#: Kinds of findings: name and headline of the fault, what is wrong, where to look.
+#: Faults by the kind of finding, and its size in words.
 _KINDS = {
-    "row": (
+    "row": Fault(
         "row_exceeds_its_norm",
         "A sum has more of one gradient than the clipping norm",
         "no bounded sensitivity: one per-sample gradient has more than the clipping norm in the "
@@ -18,13 +19,13 @@ _KINDS = {
         "what decides how a gradient is clipped (its loss, its place, the step's number), and what "
         "changes max_grad_norm between clipping and noise",
     ),
-    "zeros": (
+    "zeros": Fault(
         "entries_without_noise",
         "Some entries get no noise at some steps",
         "noise of some entries: the noisy gradient equals the clipped sum there",
         "what leaves out entries where noise is added: a mask, a threshold, an index",
     ),
-    "constant": (
+    "constant": Fault(
         "noise_from_constant_seed",
         "The noise generator was never seeded",
         "noise that anyone can compute: its torch.Generator() was never seeded, and starts from "
@@ -32,8 +33,10 @@ _KINDS = {
         "the noise_generator of make_private: call its method seed(), or leave it out",
     ),
 }
+_SIZES = {"row": ": {:.3g} times", "zeros": ": {:.0f} entries so far", "constant": ""}
+_EXPLAINS: tuple[Group, ...] = ("noise", "reuse", "channel", "leakage", "clipping")
 #: Faults of clipping that the rows of a step show.
-_OF_ROWS = ("clip_after_average", "no_clipping")
+_OF_ROWS = CLIPPING["sum"], CLIPPING["none"]
 #: Kinds that prevent a pass.
 _DOUBTS = {
     "sum": "the clipped sum has a part that is not made of the gradients of its batch, other than "
@@ -51,16 +54,19 @@ def _doubts(found: CheckResult) -> str:
     return told and f"{told}; if intended, allow=['{BETWEEN.name}']"
 
 
+def _broken(seen: Mapping[str, Any]) -> str:
+    size = _SIZES[seen["of"]].format(seen["size"])
+    return f"in step {seen['step'] + 1}, {_KINDS[seen['of']].sentence}{size}"
+
+
 BETWEEN = Check(
     "every_step",
-    "at a step between examinations, one gradient has more than the clipping norm in the sum, or "
-    "entries have no noise; or the noise generator was never seeded",
     title="Every step's sum and noise",
     failed_title="A step breaks its rules",
     meaning="At a step that was looked at, the sum of clipped gradients, its noise or the seed of "
     "the noise is not as at every step of DP-SGD.",
-    look_at="Look for code that acts at some steps or on some records only: what clips, what is "
-    "added, what seeds.",
+    look_at="code that acts at some steps or on some records only: what clips, what is added, what "
+    "seeds",
     topic="Clipping",
     group="clipping",
     each=True,
@@ -68,10 +74,11 @@ BETWEEN = Check(
     blocks=_doubts,
     private=True,
     fine="the steps that were looked at keep sum, noise and seed as DP-SGD does",
+    message=_broken,
     public=("doubts",),
     faults=(
-        *(rule for rule in OF_CLIPPING if rule.name in _OF_ROWS),
-        *(rule_of_kinds((kind,), *words, 3.5, ("clipping",)) for kind, words in _KINDS.items()),
+        *(rule for rule in OF_CLIPPING if rule.fault in _OF_ROWS),
+        *(fault.rule(3.5, _EXPLAINS, "of", kind) for kind, fault in _KINDS.items()),
     ),
 )
 
@@ -86,7 +93,6 @@ def between_result(found: Mapping[str, tuple[int, float]], clipping: str = "") -
     """
     of = next((kind for kind in _KINDS if kind in found), "")
     step, size = found.get(of, (0, 0.0))
-    sizes = {"row": f": {size:.3g} times", "zeros": f": {size:.0f} entries so far"}
     return BETWEEN.judged(
         {
             "of": of,
@@ -94,9 +100,7 @@ def between_result(found: Mapping[str, tuple[int, float]], clipping: str = "") -
             "step": step if of else None,
             "doubts": {kind: at for kind, (at, _) in found.items() if kind in _DOUBTS},
         },
-        BETWEEN.fine,
-        of and f"in step {step + 1}, {_KINDS[of][2]}{sizes.get(of, '')}",
-        of and f"look at {_KINDS[of][3]}",
+        size=size,
     )
 
 

@@ -11,10 +11,10 @@ import importlib
 import math
 from collections import ChainMap, UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -148,6 +148,8 @@ def _evidence_in(part: object, packages: set[str], seen: set[int]) -> Iterator[E
         case Evidence():
             inner: Iterable[object] = ()
             yield part
+        case Check():
+            inner = ()
         case dict():
             inner = part.values()
         case list() | tuple():
@@ -243,73 +245,69 @@ OF_BATCHES: tuple[Refuted, ...] = ("claimed", "spent", "lower")
 MEASURED: tuple[Group, ...] = ("clipping", "replay", "noise", "reuse", "channel", "leakage")
 
 
-class EntryStatistic(Protocol):
-    """Statistic of a record's entries; checkpoints hold it, see `record.store`."""
+@dataclass(frozen=True)
+class Fault:
+    """A fault in words, which are written once: for its rules, the report and the docs.
 
-    def update(self, seen: Observation) -> None:
-        """Add steps that count, of one claim; the columns' first axis is that of the steps."""
+    A module of `lightning_audit.checks` keeps a fault that several checks name together as a
+    constant, for `headlines`.
 
-    def results(self) -> tuple[CheckResult, ...]:
-        """Results of the checks."""
+    Args:
+        name: its identifier.
+        headline: in a few words, without numbers.
+        sentence: what is wrong.
+        look_at: what to look at in the code, as a noun phrase; empty for that of the check that
+            names it.
+    """
 
+    name: str
+    headline: str
+    sentence: str
+    look_at: str = ""
 
-class NoiseStatistic(Protocol):
-    """Statistic of what steps show of their noise; no checkpoint holds it."""
+    def rule(
+        self,
+        rank: float,
+        groups: tuple[Group, ...] = (),
+        key: str = "",
+        *values: str,
+        explains: tuple[str, ...] = (),
+        applies: Callable[[Mapping[str, Any]], bool] = lambda _: True,
+    ) -> FaultRule:
+        """Return the rule of a check that names the fault alone.
 
-    def update(self, seen: Observation) -> None:
-        """Add one step."""
-
-    def result(self, lack: str) -> CheckResult:
-        """Result of the check; ``lack`` is why the latest step shows no noise, or empty."""
+        Args:
+            rank: see `FaultRule`.
+            groups: of checks that the fault violates.
+            key: of the evidence that shows the fault if its value is one of ``values``; empty if
+                ``applies`` decides.
+            values: such values.
+            explains: further checks that the fault violates.
+            applies: see `FaultRule`.
+        """
+        of_key = (lambda seen: seen.get(key) in values) if key else applies
+        return FaultRule(self, rank, explains, groups, of_key)
 
 
 @dataclass(frozen=True)
 class FaultRule:
-    """A fault that one violated check names by itself.
+    """A fault that one violated check names by itself; `Fault.rule` makes it.
 
     Args:
-        name: the fault's identifier.
-        sentence: what is wrong.
-        look_at: what to look at in the code.
+        fault: the fault.
         rank: the likeliest first. Faults below 0 are certain and precede the faults that follow
             from several checks; those above 0 come after them. A rule of rank 0 is placed among
             them by `verdict.diagnosis`.
         explains: further checks that the fault violates.
         explains_groups: groups of such checks.
         applies: whether the check's evidence shows this fault.
-        headline: the fault in a few words, without numbers; the same in all rules of this name.
-            Empty in rules of other packages only.
     """
 
-    name: str
-    sentence: str
-    look_at: str
+    fault: Fault
     rank: float
     explains: tuple[str, ...] = ()
     explains_groups: tuple[Group, ...] = ()
     applies: Callable[[Mapping[str, Any]], bool] = lambda _: True
-    headline: str = ""
-
-
-def rule_of_kinds(
-    kinds: tuple[str, ...],
-    name: str,
-    headline: str,
-    sentence: str,
-    look_at: str,
-    rank: float,
-    groups: tuple[Group, ...] = (),
-) -> FaultRule:
-    """Return the rule of a check whose evidence says, as ``of``, which kind of finding it is."""
-    return FaultRule(
-        name,
-        sentence,
-        look_at,
-        rank,
-        headline=headline,
-        explains_groups=("noise", "reuse", "channel", "leakage", *groups),
-        applies=lambda seen: seen.get("of") in kinds,
-    )
 
 
 @dataclass(frozen=True)
@@ -321,12 +319,11 @@ class Check:
 
     Args:
         name: in reports and in ``allow``.
-        finds: what is wrong if it is violated; checks with the same text share a row of the last
-            table of docs/checks.md.
         title: what it looks at, in three to five words.
         failed_title: the title if it fails, in three to five words.
         meaning: what a failure means, in one sentence.
-        look_at: where to look in the code after a failure, in one sentence.
+        look_at: what to look at in the code after a failure, as a noun phrase: pages write "Look
+            at" before it.
         topic: the question that it helps to answer, see `QUESTIONS`.
         kind: which claim it is about.
         weight: >= 0, of a check by e-process: its share of the significance is proportional to it
@@ -348,22 +345,22 @@ class Check:
         private: whether its numbers are computed from un-noised data (clipped sums, noise alone,
             batches, records, replays); see `checks.disclosure` for what is shown of them. No
             checkpoint holds them: the check restarts at each resume, see `Evidence`.
-        fine: message of a private check if nothing is wrong.
+        fine: message if nothing is wrong, without a number in a private check.
+        message: message if something is wrong: a template that `str.format` fills with the
+            evidence, or a function of the evidence; empty for its title if it failed.
         public: names of the parts of a private check that are functions of settings, coins and
             released gradients only: keys of the evidence, or "message".
         reads: input of its statistic: "steps", entries of the record of steps with noise;
             "canaries", entries of those whose coins count; "readings", those whose noise was read;
             "noise", those whose noise is known without the data; None if its result
-            is made elsewhere. One check of a family has the statistic, which gives all results.
-        init: makes the statistic from the record's header and the significance of a run, see
-            `EntryStatistic` and `NoiseStatistic`.
+            is made elsewhere. One check of a family has the statistic, which returns all results.
+        statistic: class of its statistic.
         refutes: which epsilons do not hold if it is violated and the user allows it: the claim,
             the epsilon that the steps compose to, or the lower bounds, which assume how batches are
             drawn.
     """
 
     name: str
-    finds: str
     title: str = ""
     failed_title: str = ""
     meaning: str = ""
@@ -385,9 +382,10 @@ class Check:
     faults: tuple[FaultRule, ...] = ()
     private: bool = False
     fine: str = ""
+    message: str | Callable[[Mapping[str, Any]], str] = ""
     public: tuple[str, ...] = ()
     reads: Literal["steps", "canaries", "readings", "noise"] | None = None
-    init: Callable[[RecordHeader, float], Any] | None = None
+    statistic: type[Statistic] | None = None
     refutes: tuple[Refuted, ...] = ("claimed", "spent")
 
     def __post_init__(self) -> None:
@@ -397,8 +395,10 @@ class Check:
             ValueError: it would never run, or what it computes from un-noised data would reach a
                 checkpoint or a report.
         """
-        if (self.reads is None) != (self.init is None):
-            raise ValueError(f"the check {self.name!r} must have both `reads` and `init`, or none.")
+        if (self.reads is None) != (self.statistic is None):
+            raise ValueError(
+                f"the check {self.name!r} must have both `reads` and `statistic`, or none."
+            )
         if self.reads is None:
             return
         if not self.each:
@@ -430,6 +430,16 @@ class Check:
         """Return an empty e-process of this check, at its share of a run's significance."""
         return Evidence(self.name, significance, self.share, segment=int(self.private))
 
+    def new_statistic(self, header: RecordHeader, significance: float) -> Statistic:
+        """Return the statistic of a check that has one, without observations.
+
+        Args:
+            header: what the entries of the record mean.
+            significance: of the whole run.
+        """
+        assert self.statistic is not None
+        return self.statistic(self, header, significance)
+
     @property
     def flag(self) -> Literal["violated", "warned"]:
         """Status of the check if something is wrong."""
@@ -445,56 +455,111 @@ class Check:
             raise KeyError(f"{self.name} has an e-value")
         return self.wrong(evidence)
 
-    def judged(
-        self, evidence: Mapping[str, Any], fine: str, wrong: str, advice: str
-    ) -> CheckResult:
+    def judged(self, evidence: Mapping[str, Any], fine: str = "", **said: Any) -> CheckResult:
         """Return the result of a check without e-value, with the status that its evidence gives.
 
         Args:
             evidence: the numbers that it rests on.
-            fine: message if nothing is wrong.
-            wrong: message if something is.
-            advice: what to do about that.
+            fine: message if nothing is wrong, if more is known than `fine`.
+            said: further values for `message`, which are not shown as evidence.
         """
         if not self.is_wrong(evidence):
-            return CheckResult(self.name, self.kind, "ok", fine, evidence=evidence)
-        return CheckResult(self.name, self.kind, self.flag, wrong, advice, evidence=evidence)
+            return CheckResult(self.name, self.kind, "ok", fine or self.fine, evidence=evidence)
+        return self._flagged(evidence, said)
 
     def result(
         self,
         test: Evidence,
-        fine: str,
-        wrong: str,
-        advice: str,
         evidence: Mapping[str, Any],
         lack: str = "",
+        fine: str = "",
+        **said: Any,
     ) -> CheckResult:
         """Return the result of a check by e-process.
 
         Args:
             test: its e-process.
-            fine: message if nothing is wrong.
-            wrong: message if something is.
-            advice: what to do about that.
             evidence: numbers to show.
             lack: what was missing if nothing was observed, if more is known than `needs`.
+            fine: message if nothing is wrong, if more is known than `fine`.
+            said: further values for `message`, which are not shown as evidence.
         """
-        status = self.flag if test.violated else "ok" if test.observed else "not_run"
-        messages = {self.flag: wrong, "ok": fine, "not_run": f"not tested: {lack or self.needs}"}
-        return CheckResult(
-            name=self.name,
-            kind=self.kind,
-            status=status,
-            message=messages[status],
-            advice=advice if test.violated else "",
+        if test.violated:
+            found = self._flagged(evidence, said)
+        elif test.observed:
+            found = CheckResult(self.name, self.kind, "ok", fine or self.fine)
+        else:
+            found = self.not_run(f"not tested: {lack or self.needs}")
+        return replace(
+            found,
             log_e_value=test.log_e,
             share=test.share,
             evidence={**evidence, "violated_at_step": test.violated_at},
         )
 
+    def _flagged(self, evidence: Mapping[str, Any], said: Mapping[str, Any]) -> CheckResult:
+        seen = {**evidence, **said}
+        message = self.message(seen) if callable(self.message) else self.message.format(**seen)
+        message, advice = message or self.heading(failed=True), self.looks_at(evidence)
+        return CheckResult(self.name, self.kind, self.flag, message, advice, evidence=evidence)
+
+    def looks_at(self, evidence: Mapping[str, Any]) -> str:
+        """Return what to look at by the first rule that applies, or by the check."""
+        rule = next((rule for rule in self.faults if rule.applies(evidence)), None)
+        return rule.fault.look_at if rule and rule.fault.look_at else self.look_at
+
     def not_run(self, message: str, evidence: Mapping[str, Any] | None = None) -> CheckResult:
         """Return the result of a check that could not run, with the reason."""
         return CheckResult(self.name, self.kind, "not_run", message, evidence=evidence or {})
+
+
+class Statistic:
+    """Statistic of a check: what was read of the steps, the check's e-process, and the result.
+
+    A subclass has `begin` and `update`, and `evidence` if its result shows numbers. Checkpoints
+    hold the statistic of a check that reads "steps" or "canaries", with all of its attributes: see
+    `record.store.snapshot`.
+
+    Args:
+        check: whose statistic it is.
+        header: what the entries of the record mean.
+        significance: of the whole run.
+    """
+
+    #: The e-process of the check; absent in one without e-value.
+    test: Evidence
+
+    def __init__(self, check: Check, header: RecordHeader, significance: float) -> None:
+        self.check = check
+        if check.weight:
+            self.test = check.test(significance)
+        self.begin(header)
+
+    def begin(self, header: RecordHeader) -> None:
+        """Set the attributes of a statistic that has read nothing."""
+
+    def update(self, seen: Observation) -> None:
+        """Update with a step that shows its noise, or with steps of the record.
+
+        Args:
+            seen: the step; for "steps" and "canaries" steps of one claim, of which the columns'
+                first axis is that of the steps.
+        """
+        raise NotImplementedError
+
+    def evidence(self) -> dict[str, Any]:
+        """Return the numbers to show."""
+        return {}
+
+    def results(self, lack: str = "") -> tuple[CheckResult, ...]:
+        """Return the results of its check, or checks.
+
+        Args:
+            lack: why the latest step shows no noise; empty if it does.
+        """
+        if not self.check.weight:
+            return (self.check.judged(self.evidence()),)
+        return (self.check.result(self.test, self.evidence(), lack),)
 
 
 # --- Registry of all checks, in the order of the report, for the gate, the diagnosis and the docs.
@@ -601,7 +666,7 @@ def shares(*, warns: bool = False) -> dict[str, float]:
     return {c.name: share(c) for c in REGISTRY.values() if c.weight > 0 and c.warns == warns}
 
 
-def statistics(reads: str, header: RecordHeader, significance: float) -> dict[str, Any]:
+def statistics(reads: str, header: RecordHeader, significance: float) -> dict[str, Statistic]:
     """New statistics of the checks that read something, by the names of the checks.
 
     Args:
@@ -610,15 +675,15 @@ def statistics(reads: str, header: RecordHeader, significance: float) -> dict[st
         significance: of the whole run.
     """
     return {
-        check.name: check.init(header, significance)
+        check.name: check.new_statistic(header, significance)
         for check in REGISTRY.values()
-        if check.reads == reads and check.init is not None
+        if check.reads == reads
     }
 
 
 def packages() -> set[str]:
     """Names of the packages whose statistics a checkpoint may hold."""
-    made = (check.init.__module__ for check in REGISTRY.values() if check.init is not None)
+    made = (c.statistic.__module__ for c in REGISTRY.values() if c.statistic is not None)
     return {ENTRY_POINTS.partition(".")[0], *(module.partition(".")[0] for module in made)}
 
 
@@ -635,17 +700,14 @@ def entailed(rule: FaultRule) -> tuple[str, ...]:
 def headlines() -> dict[str, str]:
     """Return the headline of each fault, by its name.
 
-    A fault that a check names alone has it in its rule. A module that names further faults, by
-    several checks together, lists theirs as `HEADLINES`.
+    A fault is in the rules of the checks that name it alone, or a constant of a module that names
+    it by several checks together.
     """
-    found = {
-        name: headline
-        for subject in _SUBJECTS
-        for module in _modules(subject)
-        for name, headline in getattr(module, "HEADLINES", {}).items()
-    }
-    rules = (rule for check in REGISTRY.values() for rule in check.faults)
-    return found | {rule.name: rule.headline or rule.sentence for rule in rules}
+    modules = (module for subject in _SUBJECTS for module in _modules(subject))
+    of_several = (one for module in modules for one in vars(module).values())
+    of_one = (rule.fault for check in REGISTRY.values() for rule in check.faults)
+    known = (*(one for one in of_several if isinstance(one, Fault)), *of_one)
+    return {fault.name: fault.headline or fault.sentence for fault in known if fault.name}
 
 
 def in_order(results: Iterable[CheckResult]) -> list[CheckResult]:
@@ -750,10 +812,9 @@ class Case:
 
     def candidate(
         self,
-        name: str,
+        fault: Fault,
         finding: str,
-        sentence: str,
-        look_at: str,
+        sentence: str = "",
         evidence: Mapping[str, Any] | None = None,
         parameters: tuple[str, ...] | None = None,
         explains: tuple[str, ...] = (),
@@ -761,10 +822,9 @@ class Case:
         """Return a candidate, placed at its finding.
 
         Args:
-            name: the fault's identifier.
+            fault: the fault.
             finding: name of a violated check.
-            sentence: what is wrong.
-            look_at: what to look at in the code.
+            sentence: what is wrong, if more is known than the fault's own sentence.
             evidence: numbers; None for the evidence of the check.
             parameters: names of parameters; None for those in the evidence of the check.
             explains: findings that the fault entails.
@@ -787,8 +847,10 @@ class Case:
             None if seen.get("process") is None else int(seen["process"]),
             code=places_in(str(seen.get("where", ""))),
         )
-        fault = LikelyFault(name, sentence, finding, look_at, dict(evidence), place, entailed)
-        return Candidate(fault, explains)
+        known = REGISTRY.get(finding)
+        look_at = fault.look_at or (known.look_at if known else "")
+        words = fault.name, sentence or fault.sentence, finding, look_at
+        return Candidate(LikelyFault(*words, dict(evidence), place, entailed), explains)
 
 
 def named_tensors(monitor: AuditMonitor, labels: Iterable[str]) -> tuple[str, ...]:
@@ -804,11 +866,10 @@ def named_tensors(monitor: AuditMonitor, labels: Iterable[str]) -> tuple[str, ..
 #: It is in no report of one training, and so it is not in the registry.
 GUESSED_COINS = Check(
     "trainings.coins",
-    "trainings show the canary more clearly than claimed",
     title="Coins of many trainings",
     failed_title="Trainings show the canary more than claimed",
     meaning="The coins of the trainings are guessed with fewer errors than the claim allows.",
-    look_at="Compare clipping, noise, sampling and number of steps of a training with the claim.",
+    look_at="clipping, noise, sampling and number of steps of a training, compared with the claim",
     topic="Total epsilon",
     kind="epsilon",
 )

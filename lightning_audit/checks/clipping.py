@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_audit.checks.accounting import EPSILON
-from lightning_audit.checks.check import Candidate, Case, Check, FaultRule, group, named_tensors
-from lightning_audit.checks.replay import CLIPPING_ADVICE, REPLAY_CLIPPING, REPLAY_SENSITIVITY
+from lightning_audit.checks.check import (
+    Candidate,
+    Case,
+    Check,
+    Fault,
+    Group,
+    Statistic,
+    group,
+    named_tensors,
+)
+from lightning_audit.checks.replay import CLIPPING, REPLAY_CLIPPING, REPLAY_SENSITIVITY
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import EARLIER, Observation, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
@@ -40,46 +49,43 @@ def finite_result(lost: int, first: tuple[int, int, int] | None) -> CheckResult:
             "records caused it"
         )
         return FINITE.not_run(message, evidence)
-    step, records, rows = first or (0, 0, 0)
-    if lost:
-        evidence |= {"step": step, "records": records, "rows": rows}
-    return FINITE.judged(
-        evidence,
-        FINITE.fine,
-        f"in step {step + 1} the gradients of {records} of {rows} records looked at were not "
-        "finite, and got past clipping: the released gradient reveals that such a record is in the "
-        "batch",
-        "drop or clamp such records before training, or set per-sample gradients that are not "
-        "finite to zero before they are clipped; no noise hides NaN",
+    if first is not None and lost:
+        evidence |= dict(zip(("step", "records", "rows"), first, strict=True))
+    return FINITE.judged(evidence)
+
+
+def _not_finite(seen: Mapping[str, Any]) -> str:
+    return (
+        f"in step {seen['step'] + 1} the gradients of {seen['records']} of {seen['rows']} records "
+        "looked at were not finite, and got past clipping: the released gradient reveals that such "
+        "a record is in the batch"
     )
 
 
 FINITE = Check(
     "finite",
-    "a record's gradient is not a number, and gets past clipping",
     title="NaN and infinite gradients",
     failed_title="Non-finite gradients escape clipping",
     meaning="A record's gradient is NaN or infinite, which neither clipping nor noise hides, so "
     "the model reveals that the record was in the batch.",
-    look_at="Check the loss of that record (logarithm or division of zero, overflow), and whether "
-    "samples with a non-finite norm are set to zero before clipping.",
+    look_at="the loss of that record (a logarithm or a quotient of zero, an overflow), and whether "
+    "samples whose norm is not finite are dropped, clamped or set to zero before clipping: no "
+    "noise hides NaN",
     topic="Clipping",
     each=True,
     always=True,
     wrong=lambda seen: "records" in seen,
     private=True,
     fine="the gradient of every step was finite",
+    message=_not_finite,
     public=("lost_steps", "message"),
     faults=(
-        FaultRule(
+        Fault(
             "not_finite",
+            "A non-finite gradient escapes clipping",
             "a record that is not finite: its gradient is not a number, no clipping bounds it, and "
             "the model shows whether the record was there",
-            "the loss of that record (a logarithm or a quotient of zero, an overflow), and whether "
-            "clipping leaves samples out whose norm is not finite",
-            headline="A non-finite gradient escapes clipping",
-            rank=-7,
-        ),
+        ).rule(-7),
     ),
 )
 
@@ -93,43 +99,50 @@ def norm_not_passed_on(seen: Mapping[str, Any]) -> bool:
     return bool(seen.get("module_norm", 0.0) > (1.0 + 1e-6) * seen.get("optimizer_norm", 0.0))
 
 
+def _wrong_norm(seen: Mapping[str, Any]) -> str:
+    if norm_not_passed_on(seen):
+        return (
+            f"ghost clipping clips at module.max_grad_norm={seen['module_norm']:.4g}, and the "
+            f"noise is made for optimizer.max_grad_norm={seen['optimizer_norm']:.4g}"
+        )
+    return (
+        f"a sample's gradient norm is {seen['largest_ratio']:.3g} times the norm that it is "
+        "clipped by"
+    )
+
+
+_EXPLAINS: tuple[Group, ...] = ("clipping", "replay", "leakage")
+
 CLIPPING_NORM = Check(
     "clipping.norm",
-    "ghost clipping goes by norms that samples' gradients exceed, or by a larger max_grad_norm "
-    "than the optimizer's",
     title="Norms used by ghost clipping",
     failed_title="Ghost clipping uses wrong norms",
     meaning="Ghost clipping scales samples by norms below those of their gradients, or clips at a "
     "larger norm than the noise is made for.",
-    look_at="Check the norm samplers (a layer, a bias or a layer used twice may be left out), and "
-    "that `module.max_grad_norm` equals `optimizer.max_grad_norm`.",
+    look_at="the norm samplers of ghost clipping: the norm of a layer, of a bias or of a second "
+    "use of a layer may be left out or computed otherwise; grad_sample_mode='hooks' has none",
     topic="Clipping",
     each=True,
     wrong=lambda seen: seen["largest_ratio"] > NORM_TOLERANCE or norm_not_passed_on(seen),
     private=True,
     fine="the norms that clipping goes by are those of the gradients",
+    message=_wrong_norm,
     # Settings, computed from no data.
     public=("module_norm", "optimizer_norm"),
     faults=(
-        FaultRule(
+        Fault(
             "clipping_norm_not_passed_on",
+            "Module and optimizer have different clipping norms",
             "clipping norm too large: ghost clipping clips at the module's max_grad_norm, and the "
             "noise is made for the optimizer's, which is smaller",
             "what changes optimizer.max_grad_norm, as a scheduler does: it must set "
-            "module.max_grad_norm to the same value",
-            headline="Module and optimizer have different clipping norms",
-            rank=-4,
-            explains_groups=("clipping", "replay", "leakage"),
-            applies=norm_not_passed_on,
-        ),
-        FaultRule(
+            "module.max_grad_norm to the same value (module is the one that make_private returns)",
+        ).rule(-4, _EXPLAINS, applies=norm_not_passed_on),
+        Fault(
             "wrong_norms",
+            "Ghost clipping uses wrong norms",
             "clipping by wrong norms: samples are clipped by norms that their gradients exceed",
-            "the norm samplers of ghost clipping: a layer, a bias or a second use may be left out",
-            headline="Ghost clipping uses wrong norms",
-            rank=-4,
-            explains_groups=("clipping", "replay", "leakage"),
-        ),
+        ).rule(-4, _EXPLAINS),
     ),
 )
 
@@ -146,26 +159,10 @@ def clipping_norm_result(
             ratio of the two; zeros if no step was observed.
     """
     module_norm, optimizer_norm = clipped_at
-    evidence = {"module_norm": module_norm, "optimizer_norm": optimizer_norm}
-    if norm_not_passed_on(evidence):
-        return CLIPPING_NORM.judged(
-            {"checked": checked, "largest_ratio": largest_ratio, **evidence},
-            CLIPPING_NORM.fine,
-            f"ghost clipping clips at module.max_grad_norm={module_norm:.4g}, and the noise is "
-            f"made for optimizer.max_grad_norm={optimizer_norm:.4g}",
-            "if optimizer.max_grad_norm is changed, set module.max_grad_norm to the same value "
-            "(module is the one that make_private returns)",
-        )
-    if not checked:
-        message = "no sample's norm was looked at"
-        return CLIPPING_NORM.not_run(message)
-    return CLIPPING_NORM.judged(
-        {"checked": checked, "largest_ratio": largest_ratio, **evidence},
-        CLIPPING_NORM.fine,
-        f"a sample's gradient norm is {largest_ratio:.3g} times the norm that it is clipped by",
-        "look for a layer whose norm is left out or computed otherwise (a bias, a layer that is "
-        "used twice), or train with grad_sample_mode='hooks'",
-    )
+    norms = {"module_norm": module_norm, "optimizer_norm": optimizer_norm}
+    if not checked and not norm_not_passed_on(norms):
+        return CLIPPING_NORM.not_run("no sample's norm was looked at")
+    return CLIPPING_NORM.judged({"checked": checked, "largest_ratio": largest_ratio, **norms})
 
 
 #: Ratio of norms that rounding in low precision does not reach.
@@ -187,35 +184,40 @@ def loss_reduction_result(found: str | None, supposed: str | None) -> tuple[Chec
     """
     if found is None or supposed is None:
         return ()
+    return (
+        LOSS_REDUCTION.judged(
+            {"loss": found, "optimizer": supposed},
+            f"the loss is a {found} over its batch, as the optimizer takes it to be",
+        ),
+    )
+
+
+def _reduced_otherwise(seen: Mapping[str, Any]) -> str:
     effect = (
         "per-sample gradients are too large by a factor of the batch size, and all are clipped"
-        if found == "sum"
+        if seen["loss"] == "sum"
         else "per-sample gradients are too small by a factor of the batch size, and the noise "
         "dominates"
     )
-    result = LOSS_REDUCTION.judged(
-        {"loss": found, "optimizer": supposed},
-        f"the loss is a {found} over its batch, as the optimizer takes it to be",
-        f"the loss is a {found} over its batch where the optimizer takes it for a {supposed}: "
-        f"{effect}; that loses no privacy, but accuracy",
-        f"train on the {supposed} of the losses, or give make_private loss_reduction={found!r}",
+    return (
+        f"the loss is a {seen['loss']} over its batch where the optimizer takes it for a "
+        f"{seen['optimizer']}: {effect}; that loses no privacy, but accuracy"
     )
-    return (result,)
 
 
 LOSS_REDUCTION = Check(
     "loss_reduction",
-    "the loss is a sum where the optimizer takes it for a mean, or the reverse (a warning)",
     title="Mean or sum of losses",
     failed_title="Loss reduction is set wrongly",
     meaning="The loss is a sum over the batch and the optimizer takes it for a mean, or the "
     "reverse; no privacy is lost, but every per-sample gradient is off by a factor of the "
     "batch size.",
-    look_at="Compare `loss_reduction` of `make_private` with the reduction of the loss "
-    "that runs backward.",
+    look_at="`loss_reduction` of `make_private`, which must be the reduction of the loss that runs "
+    "backward",
     topic="Clipping",
     warns=True,
     wrong=lambda seen: seen["loss"] != seen["optimizer"],
+    message=_reduced_otherwise,
 )
 
 
@@ -303,30 +305,6 @@ class PartShifts:
 
 # --- The check `sensitivity`: whether a canary adds more than clipping allows.
 
-SENSITIVITY = Check(
-    "sensitivity",
-    "one record adds more than clipping allows",
-    title="Influence of one record",
-    failed_title="One record counts too much",
-    meaning="A canary, a test record that the audit adds, moved the gradient by more than the "
-    "clipping norm, so the noise is too small to hide one record.",
-    look_at="Check that each per-sample gradient is clipped at `max_grad_norm`, by its norm over "
-    "all tensors, before gradients are summed or averaged.",
-    topic="Clipping",
-    # It needs the most steps of all checks, so it gets the largest weight.
-    weight=130,
-    group="clipping",
-    needs="no finite gradient was read of a step with canaries",
-    each=True,
-    always=True,
-    must_run=True,
-    doubtful=True,
-    size_of="signal",
-    reads="canaries",
-    init=lambda *about: SensitivityCheck(*about),
-)
-
-
 #: One-sided 95 % point of the normal distribution, for the limits of the shift.
 _Z95 = 1.6448536269514722
 #: Number of steps whose norm of all "in" readings is kept, to distinguish clipping faults.
@@ -397,15 +375,11 @@ class LoudSteps:
         return float(self._seen[1].sum() / max(self._seen.sum(), 1.0))
 
 
-class SensitivityCheck:
-    """Test of `sensitivity`: the shift between readings with and without the canary is at most 1.
+class SensitivityCheck(Statistic):
+    """Test of `sensitivity`: a canary shifts the readings by at most the clipping norm."""
 
-    Args:
-        header: layout of the entries.
-        significance: of the whole run.
-    """
-
-    def __init__(self, header: RecordHeader, significance: float) -> None:
+    def begin(self, header: RecordHeader) -> None:
+        """Set the empty statistic."""
         self._labels = tuple(f"{i}: {label}" for i, label in enumerate(header.canaries))
         self._k = len(self._labels)
         self._kinds = header.canary_kinds
@@ -420,7 +394,6 @@ class SensitivityCheck:
         self.loud = LoudSteps(self._k)
         # Number of canaries in, norm of their readings, scale, noise multiplier; of first steps.
         self._norms: list[tuple[float, float, float, float]] = []
-        self.evidence = SENSITIVITY.test(significance)
 
     def update(self, seen: Observation) -> None:
         """Update with steps whose coins count."""
@@ -434,7 +407,7 @@ class SensitivityCheck:
         if self.parts is not None:  # the bet keeps a part of its stake, the rest is on the parts
             of_parts = self._before_parts + self.parts.update(coins, readings, earlier=earlier)
             log_e = np.logaddexp(log_e + math.log(_TOGETHER), of_parts + math.log1p(-_TOGETHER))
-        self.evidence.update(log_e, seen.step)
+        self.test.update(log_e, seen.step)
         centred = self._all.update(coins, readings)
         for coin in (0, 1):
             chosen = coins == coin
@@ -533,40 +506,71 @@ class SensitivityCheck:
             abs(error) < tolerance and np.sum((norm - norm.mean()) ** 2) <= np.sum(one_by_one**2)
         )
 
-    def results(self) -> tuple[CheckResult, ...]:
-        """Return the result of the check."""
+    def evidence(self) -> dict[str, Any]:
+        """Return the shifts."""
         by_part = {}
         if self.parts is not None:
             shifts = {"earlier": self.parts.earlier.shift, "last": self.parts.last.shift}
             by_part = {"shift_by_part": {part: round(x, 3) for part, x in shifts.items()}}
-        return (
-            SENSITIVITY.result(
-                self.evidence,
-                "a canary adds no more than clipping allows",
-                f"a canary adds {self.largest_shift:.3g} times what clipping to max_grad_norm "
-                "allows",
-                "clip every per-sample gradient to max_grad_norm before they are summed",
-                {
-                    "shift": self.shift,
-                    "shift_lower": self.shift_lower,
-                    **by_part,
-                    "residual_std": self.residual_std,
-                    "sum_is_clipped": self.sum_is_clipped,
-                    "shift_by_canary": dict(
-                        zip(self._labels, self.shifts().round(3).tolist(), strict=True)
-                    ),
-                },
+        return {
+            "shift": self.shift,
+            "shift_lower": self.shift_lower,
+            **by_part,
+            "residual_std": self.residual_std,
+            "sum_is_clipped": self.sum_is_clipped,
+            "shift_by_canary": dict(
+                zip(self._labels, self.shifts().round(3).tolist(), strict=True)
             ),
+        }
+
+    def results(self, lack: str = "") -> tuple[CheckResult, ...]:
+        """Return the result of the check."""
+        return (
+            self.check.result(self.test, self.evidence(), lack, largest_shift=self.largest_shift),
         )
+
+
+SENSITIVITY = Check(
+    "sensitivity",
+    title="Influence of one record",
+    failed_title="One record counts too much",
+    meaning="A canary, a test record that the audit adds, moved the gradient by more than the "
+    "clipping norm, so the noise is too small to hide one record.",
+    look_at="whether each per-sample gradient is clipped at `max_grad_norm`, by its norm over all "
+    "tensors, before gradients are summed or averaged",
+    topic="Clipping",
+    # It needs the most steps of all checks, so it gets the largest weight.
+    weight=130,
+    group="clipping",
+    needs="no finite gradient was read of a step with canaries",
+    each=True,
+    always=True,
+    must_run=True,
+    doubtful=True,
+    size_of="signal",
+    fine="a canary adds no more than clipping allows",
+    message="a canary adds {largest_shift:.3g} times what clipping to max_grad_norm allows",
+    reads="canaries",
+    statistic=SensitivityCheck,
+)
 
 
 # --- Names the clipping fault by which a canary adds more than the clipping norm.
 
-#: Headlines of the faults that no check names alone.
-HEADLINES = {
-    "clipping_missing_at_times": "Some steps are not clipped",
-    "clipping_missing_from_a_step_on": "Clipping stops at some step",
-}
+MISSING_AT_TIMES = Fault(
+    "clipping_missing_at_times",
+    "Some steps are not clipped",
+    "clipping is missing at times",
+    "what differs in those steps: values, losses or norms of a batch that decide whether its "
+    "gradients are clipped, the last batch of an epoch, rows that are left out",
+)
+MISSING_FROM_A_STEP_ON = Fault(
+    "clipping_missing_from_a_step_on",
+    "Clipping stops at some step",
+    "clipping is missing from some step on",
+    "what changes at that step: a scheduler of max_grad_norm, an epoch, a layer that is "
+    "unfrozen, a flag of a warm-up",
+)
 #: Canaries of at least this norm show whether they were clipped, for any noise.
 _OVERSIZE = 20.0
 #: Kinds of faults that canaries confuse with others, and the checks that distinguish them.
@@ -598,22 +602,15 @@ def clipping_candidates(case: Case) -> list[Candidate]:
     if loose and replayed is not None and replayed.evidence.get("passes_whole"):
         return []  # unclipped gradients occur at times, in any tensor
     if shift > 0.5 * case.oversize and not at_times:
-        found.append(
-            _Named(
-                "no_clipping",
-                "no clipping: a canary passes with its full norm",
-                CLIPPING_ADVICE["no_clipping"],
-            )
-        )
+        found.append(_Named(CLIPPING["none"], "no clipping: a canary passes with its full norm"))
     elif not loose:
         by_part = _by_part(monitor)
         found += [by_part] if by_part else _of_norm(case, monitor)
     return [
         case.candidate(
-            named.name,
+            named.fault,
             finding,
             named.sentence,
-            named.look_at,
             {**evidence, **named.evidence},
             named.parameters,
             (SENSITIVITY.name, *group("clipping"), *group("replay"), *group("leakage")),
@@ -642,9 +639,8 @@ def _of_norm(case: Case, monitor: AuditMonitor) -> list[_Named | None]:
 class _Named:
     """A clipping fault, without the fields that all of them share."""
 
-    name: str
-    sentence: str
-    look_at: str
+    fault: Fault
+    sentence: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     parameters: tuple[str, ...] = ()
 
@@ -664,19 +660,15 @@ def _at_times(monitor: AuditMonitor) -> _Named | None:
         return None
     if loud.from_then_on:
         return _Named(
-            "clipping_missing_from_a_step_on",
+            MISSING_FROM_A_STEP_ON,
             f"clipping is missing from step {loud.numbers[0] + 1} on: since then canaries pass "
             f"with {loud.shift:.3g} times max_grad_norm; before, they were clipped",
-            "what changes at that step: a scheduler of max_grad_norm, an epoch, a layer that is "
-            "unfrozen, a flag of a warm-up",
             {"loud_steps": loud.numbers},
         )
     return _Named(
-        "clipping_missing_at_times",
+        MISSING_AT_TIMES,
         f"clipping is missing at times: canaries pass with {loud.shift:.3g} times max_grad_norm "
         f"{loud.part:.0%} of the times they enter, and are clipped the others",
-        "what differs in those steps: values, losses or norms of a batch that decide whether its "
-        "gradients are clipped, the last batch of an epoch, rows that are left out",
         {"loud_steps": loud.numbers},
     )
 
@@ -684,13 +676,7 @@ def _at_times(monitor: AuditMonitor) -> _Named | None:
 def _after_average(monitor: AuditMonitor) -> _Named | None:
     if not monitor.sensitivity.sum_is_clipped:
         return None
-    return _Named(
-        "clip_after_average",
-        "clipping after averaging: the batch's mean gradient is clipped, not each sample's "
-        "gradient before the sum",
-        CLIPPING_ADVICE["clip_after_average"],
-        {"expected_batch_size": monitor.last_scale},
-    )
+    return _Named(CLIPPING["sum"], evidence={"expected_batch_size": monitor.last_scale})
 
 
 def _missed(monitor: AuditMonitor, oversize: float) -> _Named | None:
@@ -702,11 +688,10 @@ def _missed(monitor: AuditMonitor, oversize: float) -> _Named | None:
         return None
     labels = list(dict.fromkeys(np.array(monitor.header.canaries)[loose].tolist()))
     return _Named(
-        "clipping_misses_tensors",
+        CLIPPING["some"],
         "clipping misses some tensors: "
         f"{', '.join(f'`{label}`' for label in labels)} passed with the full norm, and the other "
         "canaries were clipped",
-        CLIPPING_ADVICE["clipping_misses_tensors"],
         {"unclipped_canaries": labels},
         named_tensors(monitor, labels),
     )
@@ -719,11 +704,10 @@ def _by_part(monitor: AuditMonitor) -> _Named | None:
         return None
     earlier, last = parts.earlier.shift, parts.last.shift
     return _Named(
-        "parts_count_differently",
+        CLIPPING["parts"],
         "parts of a split batch count differently: a record in its last part adds "
         f"{max(last, 0.0):.2g} times max_grad_norm, one in an earlier part "
         f"{max(earlier, 0.0):.2g} times",
-        CLIPPING_ADVICE["parts_count_differently"],
         {"shift_of_earlier_parts": earlier, "shift_of_last_parts": last},
     )
 
@@ -733,10 +717,9 @@ def _per_tensor(monitor: AuditMonitor) -> _Named | None:
     if not (spread > 1.5 and single - 1.0 < (spread - 1.0) / 3.0):
         return None
     return _Named(
-        "clip_per_tensor",
+        CLIPPING["tensors"],
         "clipping per tensor: each tensor is clipped to max_grad_norm on its own, so a whole "
         f"gradient passes with {spread:.3g} times that norm",
-        CLIPPING_ADVICE["clip_per_tensor"],
         {"shift_of_spread_canaries": spread, "shift_of_single_tensors": single},
     )
 
@@ -762,10 +745,9 @@ def _counts_twice(monitor: AuditMonitor) -> _Named | None:
     if not (_is_input(monitor) and whole):
         return None
     return _Named(
-        "record_counts_twice",
+        CLIPPING["rows"],
         "a record counts more than once: it adds about "
         f"{times} times max_grad_norm, as if {times} samples were made of it",
-        CLIPPING_ADVICE["record_counts_twice"],
         {"times": times},
     )
 
@@ -773,11 +755,8 @@ def _counts_twice(monitor: AuditMonitor) -> _Named | None:
 def _too_large(monitor: AuditMonitor) -> _Named:
     shift = monitor.sensitivity.shift
     what = "a record adds" if _is_input(monitor) else "gradients are clipped at"
-    return _Named(
-        "clipping_norm_too_large",
-        f"clipping norm too large: {what} {shift:.3g} times max_grad_norm",
-        CLIPPING_ADVICE["clipping_norm_too_large"],
-    )
+    sentence = f"clipping norm too large: {what} {shift:.3g} times max_grad_norm"
+    return _Named(CLIPPING["norm"], sentence)
 
 
 def _is_input(monitor: AuditMonitor) -> bool:

@@ -26,19 +26,21 @@ from lightning_audit.checks.accounting import (
     SignalOverNoise,
     StudentBound,
 )
-from lightning_audit.checks.check import EntryStatistic, NoiseStatistic, evidence_in, statistics
+from lightning_audit.checks.check import Statistic, evidence_in, statistics
 from lightning_audit.checks.check import largest_shared_log_e as shared_log_e
 from lightning_audit.checks.clipping import SENSITIVITY, SensitivityCheck
 from lightning_audit.checks.noise import (
+    BATCH_NORMALISED,
     NOISE,
     NOISE_CANARY,
+    NOISE_EXCESS,
     CanaryNoiseCheck,
     NoiseExcess,
     StatedDivisor,
     WitnessNoiseCheck,
 )
 from lightning_audit.checks.probes import noise_of
-from lightning_audit.checks.randomness import REUSE_LAG, NoiseRestart, ReuseCheck
+from lightning_audit.checks.randomness import NOISE_RESTARTED, REUSE_LAG, NoiseRestart, ReuseCheck
 from lightning_audit.checks.update import gradient_replaced_result
 from lightning_audit.record.store import (
     DROPPED,
@@ -64,8 +66,8 @@ class AuditMonitor:
     def __init__(self, header: RecordHeader, significance: float) -> None:
         self.header = header
         self.significance = significance
-        self._of_steps: dict[str, Any] = statistics("steps", header, significance)
-        self._of_canaries: dict[str, Any] = statistics("canaries", header, significance)
+        self._of_steps: dict[str, Statistic] = statistics("steps", header, significance)
+        self._of_canaries: dict[str, Statistic] = statistics("canaries", header, significance)
         self.leakage = LeakageBound(header)
         self.signal = SignalBound(header)
         self.student = StudentBound(header)
@@ -112,16 +114,18 @@ class AuditMonitor:
         self.lost_steps += lost + int((whole.canaries == DROPPED).sum())
         for check in self._of_steps.values() if len(whole.step) else ():
             check.update(whole)
-        bounds = (self.leakage, self.signal, self.student, self.guesses)
-        for one in (*self._of_canaries.values(), *bounds) if len(read.step) else ():
-            one.update(read)
+        if len(read.step):
+            bounds = (self.leakage, self.signal, self.student, self.guesses)
+            readers: list[Any] = [*self._of_canaries.values(), *bounds]
+            for one in readers:
+                one.update(read)
 
     def judge_by(self, significance: float) -> None:
         """Take another probability of a false alarm, as of a resumed run."""
         self.significance = significance
 
     @property
-    def _statistics(self) -> list[EntryStatistic]:
+    def _statistics(self) -> list[Statistic]:
         return [*self._of_steps.values(), *self._of_canaries.values()]
 
     @property
@@ -168,7 +172,7 @@ class AuditMonitor:
     @property
     def clipping_is_broken(self) -> bool:
         """Whether clipping is refuted: from now on oversized canaries would only harm the model."""
-        return self.sensitivity.evidence.violated
+        return self.sensitivity.test.violated
 
     @property
     def shares(self) -> dict[str, float]:
@@ -229,11 +233,12 @@ class NoiseChannelChecks:
         self._fine = fine
         #: Why the latest step has no readings, and why its noise is unknown; empty if they exist.
         self._lack = self._noise_lack = "" if fine else _LOW
-        self._of_readings: dict[str, NoiseStatistic] = statistics("readings", header, significance)
-        self._of_noise: dict[str, NoiseStatistic] = statistics("noise", header, significance)
-        self._divisor = StatedDivisor(significance)
-        self._excess = NoiseExcess(significance)
-        self._restart = NoiseRestart(significance)
+        self._of_readings: dict[str, Statistic] = statistics("readings", header, significance)
+        self._of_noise: dict[str, Statistic] = statistics("noise", header, significance)
+        about = header, significance
+        self._divisor = StatedDivisor(BATCH_NORMALISED, *about)
+        self._excess = NoiseExcess(NOISE_EXCESS, *about)
+        self._restart = NoiseRestart(NOISE_RESTARTED, *about)
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: what the first steps released."""
@@ -287,9 +292,13 @@ class NoiseChannelChecks:
                 noise.
         """
         return (
-            *(one.result(self._lack) for one in self._of_readings.values()),
-            *(one.result(self._noise_lack) for one in self._of_noise.values()),
-            *((self._restart.result(self._lack),) if self._restart.resumed else ()),
-            self._divisor.result("" if self._fine else self._lack),
-            self._excess.result(self._noise_lack, clips=clips),
+            *(result for one in self._of_readings.values() for result in one.results(self._lack)),
+            *(
+                result
+                for one in self._of_noise.values()
+                for result in one.results(self._noise_lack)
+            ),
+            *(self._restart.results(self._lack) if self._restart.resumed else ()),
+            *self._divisor.results("" if self._fine else self._lack),
+            *self._excess.results(self._noise_lack, clips=clips),
         )

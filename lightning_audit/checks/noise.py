@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.check import Check, Evidence, FaultRule
+from lightning_audit.checks.check import Check, Evidence, Fault, Group, Statistic
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import Observation, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
@@ -183,102 +183,31 @@ SHOW_THE_RELEASE = (
     "show the noisy gradient first: grads = lightning_audit.released(grads, module=net)"
 )
 
-_FINDS = "too little noise: everywhere, in a tensor, in a few steps, on a canary"
-
-_NO_STEP = "no finite gradient was read at a step with claimed noise"
-
-NOISE = Check(
-    "noise",
-    _FINDS,
-    title="Size of the noise",
-    failed_title="Too little noise overall",
-    meaning="The gradients have less noise than the privacy guarantee is computed from.",
-    look_at="Compare the standard deviation that `add_noise` draws with `noise_multiplier * "
-    "max_grad_norm`, and look for code that changes the gradient after the noise is added.",
-    topic="Noise",
-    weight=100,
-    group="noise",
-    needs=_NO_STEP,
-    each=True,
-    always=True,
-    must_run=True,
-    doubtful=True,
-    size_of="noise",
-    # Its statistic gives the results of `noise.tensor` and `noise.step` as well.
-    reads="steps",
-    init=lambda *about: WitnessNoiseCheck(*about),
-)
-
-NOISE_TENSOR = dataclasses.replace(
-    NOISE,
-    name="noise.tensor",
-    title="Noise in each tensor",
-    failed_title="Some tensors lack noise",
-    meaning="Some tensors get less noise than claimed, so what they learn can be traced to single "
-    "records.",
-    look_at="Check which parameters get noise, and at which scale: biases, frozen or late layers, "
-    "parameter groups.",
-    topic="Noise",
-    reads=None,
-    init=None,
-)
-
-NOISE_STEP = dataclasses.replace(
-    NOISE,
-    name="noise.step",
-    title="Noise in each step",
-    failed_title="Some steps lack noise",
-    meaning="Some steps add less noise than claimed, and each of them reveals more of its records "
-    "than is accounted.",
-    look_at="Check branches around `add_noise` (the last batch, skipped steps, gradient "
-    "accumulation, warm-up), and what the noisy sum is divided by.",
-    topic="Noise",
-    size_of=None,
-    reads=None,
-    init=None,
-)
-
-NOISE_CANARY = dataclasses.replace(
-    NOISE,
-    name="noise.canary",
-    title="Noise along the canaries",
-    failed_title="Canary directions lack noise",
-    meaning="The noise along the directions of the audit's canaries is smaller than claimed.",
-    look_at="Check the scale of the noise, and if one canary alone is affected, the tensors that "
-    "it lies in.",
-    topic="Noise",
-    needs="no finite gradient was read at a step with canaries",
-    reads="canaries",
-    init=lambda *about: CanaryNoiseCheck(*about),
-)
-
-
-_SIZE_ADVICE = (
-    "compare the noise that is drawn (Opacus: in add_noise) with noise_multiplier * max_grad_norm, "
-    "and look for code that changes the gradient after the noise was added"
-)
-
 
 def _upper(test: Evidence, upper: float) -> dict[str, float]:
     """Return the limit as evidence, rounded as in the message."""
     return {"noise_ratio_upper": rounded_up(upper)} if test.violated else {}
 
 
-class WitnessNoiseCheck:
+def _at_most(seen: Mapping[str, Any]) -> str:
+    return interval_in_words(None, seen["noise_ratio_upper"])
+
+
+class WitnessNoiseCheck(Statistic):
     """Statistic of `noise`, `noise.tensor` and `noise.step`, from the probe coordinates."""
 
-    def __init__(self, header: RecordHeader, significance: float) -> None:
+    def begin(self, header: RecordHeader) -> None:
+        """Set the empty statistic."""
         self._names = header.tensors
         self._counts = np.array(header.witnesses, dtype=np.float64)
         self.sums = PooledSums(len(self._names))
-        self.pooled = NOISE.test(significance)
-        self.burst = NOISE_STEP.test(significance)
+        self.burst = NOISE_STEP.test(self.test.significance)
         self._bet = SingleStepBet()
         self._seen = 0
         self.onset = Onset(len(self._names))
         #: Largest log e-value of each tensor at any look.
         self._largest = np.zeros(len(self._names))
-        self.single = NOISE_TENSOR.test(significance)
+        self.single = NOISE_TENSOR.test(self.test.significance)
 
     def update(self, seen: Observation) -> None:
         """Update with steps."""
@@ -293,7 +222,7 @@ class WitnessNoiseCheck:
         self.onset.update(mean_squares, quiet=alone > 0.0, flagged=flagged)
         looks, self._seen = looks_after(self._seen, len(step))
         log_e = noise_log_e(count[looks], total[looks])
-        self.pooled.update(log_e[:, 0], step[looks])
+        self.test.update(log_e[:, 0], step[looks])
         self.single.update(log_mean_exp(log_e[:, 1:]), step[looks])
         self._largest = np.fmax.reduce(np.vstack([self._largest, log_e[:, 1:]]))
 
@@ -320,54 +249,34 @@ class WitnessNoiseCheck:
         flagged = sorted(np.flatnonzero(self._largest >= level), key=lambda j: float(ratios[j]))
         return [self._names[j] for j in flagged]
 
-    def results(self) -> tuple[CheckResult, ...]:
+    def results(self, lack: str = "") -> tuple[CheckResult, ...]:
         """Return the results of the three checks."""
-        ratios = self.ratios()
         evidence: dict[str, Any] = {
-            "ratio": dict(zip(self._names, ratios.round(4).tolist(), strict=True)),
+            "ratio": dict(zip(self._names, self.ratios().round(4).tolist(), strict=True)),
             "smallest_ratio": self.smallest_ratio,
             "coordinates": int(self._counts.sum()),
         }
         flagged = self.flagged_tensors()
-        shown = ", ".join(f"`{name}`" for name in flagged[:5])
         least = each = math.inf  # not computed unless a check is violated
-        if self.pooled.violated or self.single.violated:
+        if self.test.violated or self.single.violated:
             least = self.sums.noise_upper()
             each = self.sums.largest_upper(map(self._names.index, flagged))
+        of_tensors = {**evidence, "flagged": flagged} | _upper(self.single, each)
         return (
-            NOISE.result(
-                self.pooled,
-                "noise and data together are at least the claimed noise",
-                f"too little noise: in some tensor it is {interval_in_words(None, least)}",
-                _SIZE_ADVICE,
-                evidence | _upper(self.pooled, least),
-            ),
-            NOISE_TENSOR.result(
-                self.single,
-                "no tensor has less noise than claimed",
-                f"too little noise on {shown or 'some tensor'} ({len(flagged)} of "
-                f"{len(self._names)} tensors): in each it is {interval_in_words(None, each)}",
-                _SIZE_ADVICE,
-                {**evidence, "flagged": flagged} | _upper(self.single, each),
-            ),
-            NOISE_STEP.result(
-                self.burst,
-                "no step has less noise than claimed",
-                "some steps have too little noise",
-                _SIZE_ADVICE,
-                {},
-            ),
+            NOISE.result(self.test, evidence | _upper(self.test, least), lack),
+            NOISE_TENSOR.result(self.single, of_tensors, lack),
+            NOISE_STEP.result(self.burst, {}, lack),
         )
 
 
-class CanaryNoiseCheck:
+class CanaryNoiseCheck(Statistic):
     """Statistic of `noise.canary`: the noise along the canaries, pooled and for each canary."""
 
-    def __init__(self, header: RecordHeader, significance: float) -> None:
+    def begin(self, header: RecordHeader) -> None:
+        """Set the empty statistic."""
         self._labels = header.canaries
         self._centre = PredictableCentre((len(self._labels),))
         self.sums = PooledSums(len(self._labels))
-        self.evidence = NOISE_CANARY.test(significance)
         self._seen = 0
 
     def update(self, seen: Observation) -> None:
@@ -378,44 +287,166 @@ class CanaryNoiseCheck:
         looks, self._seen = looks_after(self._seen, len(squares))
         log_e = noise_log_e(count[looks], total[looks])
         both = [log_e[:, 0], log_mean_exp(log_e[:, 1:])]
-        self.evidence.update(log_mean_exp(both, axis=0), seen.step[looks])
+        self.test.update(log_mean_exp(both, axis=0), seen.step[looks])
 
     def ratios(self) -> FloatArray:
         """Return an upper estimate of the noise along each canary over the claim, ``[k]``."""
         return np.sqrt(self.sums.mean_square)
 
-    def results(self) -> tuple[CheckResult, ...]:
-        """Return the result of the check."""
+    def evidence(self) -> dict[str, Any]:
+        """Return the noise along each canary, over the claim."""
         ratios = self.ratios()
-        quietest = int(np.argmin(ratios))
-        upper = self.sums.largest_upper([quietest] if self.evidence.violated else [])
-        return (
-            NOISE_CANARY.result(
-                self.evidence,
-                "the noise along the canaries is at least as large as claimed",
-                f"the noise along {self._labels[quietest]} is {interval_in_words(None, upper)}",
-                _SIZE_ADVICE,
-                {
-                    "ratio": [round(float(r), 4) for r in ratios],
-                    "canaries": list(self._labels),
-                }
-                | _upper(self.evidence, upper),
-            ),
-        )
+        quietest = [int(np.argmin(ratios))] if self.test.violated else []
+        return {
+            "ratio": [round(float(r), 4) for r in ratios],
+            "canaries": list(self._labels),
+        } | _upper(self.test, self.sums.largest_upper(quietest))
+
+
+NOISE = Check(
+    "noise",
+    title="Size of the noise",
+    failed_title="Too little noise overall",
+    meaning="The gradients have less noise than the privacy guarantee is computed from.",
+    look_at="the standard deviation that `add_noise` draws, compared with `noise_multiplier * "
+    "max_grad_norm`, and code that changes the gradient after the noise is added",
+    topic="Noise",
+    weight=100,
+    group="noise",
+    needs="no finite gradient was read at a step with claimed noise",
+    each=True,
+    always=True,
+    must_run=True,
+    doubtful=True,
+    size_of="noise",
+    fine="noise and data together are at least the claimed noise",
+    message=lambda seen: f"too little noise: in some tensor it is {_at_most(seen)}",
+    reads="steps",
+    statistic=WitnessNoiseCheck,
+)
+
+
+def _in_tensors(seen: Mapping[str, Any]) -> str:
+    where = _share(seen["flagged"], len(seen["ratio"]))
+    return f"too little noise on {where}: in each it is {_at_most(seen)}"
+
+
+def _share(names: Sequence[str], count: int) -> str:
+    """Return the first of some tensors, and how many of all they are, as text."""
+    shown = ", ".join(f"`{name}`" for name in names[:5]) or "some tensor"
+    return f"{shown} ({len(names)} of {count} tensors)"
+
+
+NOISE_TENSOR = dataclasses.replace(
+    NOISE,
+    name="noise.tensor",
+    title="Noise in each tensor",
+    failed_title="Some tensors lack noise",
+    meaning="Some tensors get less noise than claimed, so what they learn can be traced to single "
+    "records.",
+    look_at="which parameters get noise, and at which scale: biases, frozen or late layers, "
+    "parameter groups",
+    fine="no tensor has less noise than claimed",
+    message=_in_tensors,
+    reads=None,
+    statistic=None,
+)
+
+NOISE_STEP = dataclasses.replace(
+    NOISE_TENSOR,
+    name="noise.step",
+    title="Noise in each step",
+    failed_title="Some steps lack noise",
+    meaning="Some steps add less noise than claimed, and each of them reveals more of its records "
+    "than is accounted.",
+    look_at="branches around `add_noise` (the last batch, skipped steps, gradient accumulation, "
+    "warm-up), and what the noisy sum is divided by",
+    size_of=None,
+    fine="no step has less noise than claimed",
+    message="some steps have too little noise",
+)
+
+
+def _along_canary(seen: Mapping[str, Any]) -> str:
+    return f"the noise along {seen['canaries'][np.argmin(seen['ratio'])]} is {_at_most(seen)}"
+
+
+NOISE_CANARY = dataclasses.replace(
+    NOISE,
+    name="noise.canary",
+    title="Noise along the canaries",
+    failed_title="Canary directions lack noise",
+    meaning="The noise along the directions of the audit's canaries is smaller than claimed.",
+    look_at="the scale of the noise, and if one canary alone is affected, the tensors that it lies "
+    "in",
+    needs="no finite gradient was read at a step with canaries",
+    fine="the noise along the canaries is at least as large as claimed",
+    message=_along_canary,
+    reads="canaries",
+    statistic=CanaryNoiseCheck,
+)
 
 
 # --- Check of the noise's distribution: `noise.shape`.
 
+#: Smallest shift of `TailBet`, in standard deviations; rounding is as large as a smaller one.
+_SMALLEST_SHIFT = 0.01
+
+
+class NormalNoise(Statistic):
+    """Statistic of `noise.shape`: tails and ties of the readings."""
+
+    def begin(self, header: RecordHeader) -> None:
+        """Set the empty statistic."""
+        self._tails, self._ties = TailBet(), TieBet()
+        #: Share of values that occur more than once in the step at which the test flagged.
+        self._repeated = 0.0
+
+    def update(self, seen: Observation) -> None:
+        """Update with a step's readings."""
+        shift, readings = max(1.0 / seen.noise_multiplier, _SMALLEST_SHIFT), seen.noise_readings
+        self._tails.update(readings, min(1.0, shift))
+        self._ties.update(readings)
+        before = self.test.violated
+        both = [self._tails.log_e, self._ties.log_e]
+        self.test.update(float(log_mean_exp(both)), seen.step)
+        if self.test.violated and not before:
+            self._repeated = repeated_share(readings)
+
+    def evidence(self) -> dict[str, Any]:
+        """Return both log e-values, and the share of repeated values."""
+        return {
+            "log_e_tails": self._tails.log_e,
+            "log_e_ties": self._ties.log_e,
+            "repeated": self._repeated,
+        }
+
+
+def _not_normal(seen: Mapping[str, Any]) -> str:
+    what = (
+        "values of the noise repeat exactly, as if it were rounded to a lattice"
+        if seen["log_e_ties"] > seen["log_e_tails"]
+        else "the noise does not have the distribution of normal noise of the claimed size"
+    )
+    return f"{what}: some events reveal one record more than the claim allows"
+
+
+ANOTHER_SHAPE = Fault(
+    "noise_of_another_shape",
+    "The noise is not Gaussian",
+    "noise of another shape: its standard deviation is right and its distribution is not the "
+    "normal one that the accountant assumes",
+    "which distribution the noise is drawn from (torch.normal and torch.randn in single precision "
+    "are normal), and whether it is rounded, clipped or cast to a type of low precision afterwards",
+)
 # One or two steps show most of these faults, with enough evidence for a small share.
 NOISE_SHAPE = Check(
     "noise.shape",
-    "noise whose tails are not those of normal noise, or that lies on a lattice",
     title="Distribution of the noise",
     failed_title="Noise is not Gaussian",
     meaning="The noise does not have the tails of a normal distribution, or lies on a lattice, so "
     "the accountant's epsilon does not apply.",
-    look_at="Check which distribution is drawn, and whether the noise is rounded, clipped or cast "
-    "to low precision afterwards.",
+    look_at=ANOTHER_SHAPE.look_at,
     topic="Noise",
     weight=10,
     group="channel",
@@ -425,71 +456,41 @@ NOISE_SHAPE = Check(
     doubtful=True,
     private=True,
     fine="the noise has the tails of normal noise, and lies on no lattice",
+    message=_not_normal,
     reads="readings",
-    init=lambda _, significance: NormalNoise(significance),
+    statistic=NormalNoise,
 )
-
-
-#: Smallest shift of `TailBet`, in standard deviations; rounding is as large as a smaller one.
-_SMALLEST_SHIFT = 0.01
-
-
-class NormalNoise:
-    """Statistic of `noise.shape`: tails and ties of the readings.
-
-    Args:
-        significance: of the whole run.
-    """
-
-    def __init__(self, significance: float) -> None:
-        self._tails, self._ties = TailBet(), TieBet()
-        self._test = NOISE_SHAPE.test(significance)
-        #: Share of values that occur more than once in the step at which the test flagged.
-        self._repeated = 0.0
-
-    def update(self, seen: Observation) -> None:
-        """Update with a step's readings."""
-        shift, readings = max(1.0 / seen.noise_multiplier, _SMALLEST_SHIFT), seen.noise_readings
-        self._tails.update(readings, min(1.0, shift))
-        self._ties.update(readings)
-        before = self._test.violated
-        both = [self._tails.log_e, self._ties.log_e]
-        self._test.update(float(log_mean_exp(both)), seen.step)
-        if self._test.violated and not before:
-            self._repeated = repeated_share(readings)
-
-    def result(self, lack: str) -> CheckResult:
-        """Return the check's result; ``lack`` is the reason why the latest step shows no noise."""
-        what = (
-            "values of the noise repeat exactly, as if it were rounded to a lattice"
-            if self._ties.log_e > self._tails.log_e
-            else "the noise does not have the distribution of normal noise of the claimed size"
-        )
-        return NOISE_SHAPE.result(
-            self._test,
-            NOISE_SHAPE.fine,
-            f"{what}: some events reveal one record more than the claim allows",
-            "draw the noise with torch.normal or torch.randn in single precision, and neither "
-            "round nor clip it",
-            {
-                "log_e_tails": self._tails.log_e,
-                "log_e_ties": self._ties.log_e,
-                "repeated": self._repeated,
-            },
-            lack,
-        )
 
 
 # --- Warning about noise whose mean is not zero: `noise.mean`.
 
+
+class NoiseMean(Statistic):
+    """Test of the noise's signs against fair coins; its size and its tails do not matter."""
+
+    def begin(self, header: RecordHeader) -> None:
+        """Set the empty statistic."""
+        self._signs = np.zeros(2, dtype=np.int64)
+
+    def update(self, seen: Observation) -> None:
+        """Update with a step's noise."""
+        assert seen.noise is not None
+        self._signs += [np.sum(seen.noise > 0), np.sum(seen.noise < 0)]
+        self.test.update(sign_log_e(*self._signs.tolist()), seen.step)
+
+    def evidence(self) -> dict[str, Any]:
+        """Return the number of entries above and below zero."""
+        positive, negative = self._signs.tolist()
+        return {"positive": positive, "negative": negative}
+
+
 NOISE_MEAN = Check(
     "noise.mean",
-    "noise whose mean is not zero (a warning: no privacy is lost, no gate fails)",
     title="Mean of the noise",
     failed_title="Noise mean is not zero",
     meaning="The noise is not centered at zero; no privacy is lost, but the training drifts.",
-    look_at="Check the distribution that the noise is drawn from, and whether a constant is added "
-    "to it.",
+    look_at="the mean that the noise is drawn with, and whether anything else, such as momentum or "
+    "weight decay, is added to the gradient before the update",
     topic="Noise",
     weight=500,
     needs=NOISE_SHAPE.needs,
@@ -498,61 +499,13 @@ NOISE_MEAN = Check(
     warns=True,
     private=True,
     fine="the noise is as often above zero as below",
+    message="the mean of the noise is not zero; that loses no privacy, but biases the training",
     reads="noise",
-    init=lambda _, significance: NoiseMean(significance),
+    statistic=NoiseMean,
 )
-
-
-class NoiseMean:
-    """Test of the noise's signs against fair coins; its size and its tails do not matter.
-
-    Args:
-        significance: of the whole run.
-    """
-
-    def __init__(self, significance: float) -> None:
-        self._signs = np.zeros(2, dtype=np.int64)
-        self._test = NOISE_MEAN.test(significance)
-
-    def update(self, seen: Observation) -> None:
-        """Update with a step's noise."""
-        assert seen.noise is not None
-        self._signs += [np.sum(seen.noise > 0), np.sum(seen.noise < 0)]
-        self._test.update(sign_log_e(*self._signs.tolist()), seen.step)
-
-    def result(self, lack: str = "") -> CheckResult:
-        """Return the check's result; ``lack`` is the reason why no noise was read."""
-        positive, negative = self._signs.tolist()
-        return NOISE_MEAN.result(
-            self._test,
-            NOISE_MEAN.fine,
-            "the mean of the noise is not zero; that loses no privacy, but biases the training",
-            "look at the mean that the noise is drawn with, and whether anything else, such as "
-            "momentum or weight decay, is added to the gradient before the update",
-            {"positive": positive, "negative": negative},
-            lack,
-        )
 
 
 # --- Warning about noise that is larger than claimed: `noise.excess`.
-
-NOISE_EXCESS = dataclasses.replace(
-    NOISE_MEAN,
-    name="noise.excess",
-    finds="noise that is larger than claimed (a warning: no privacy is lost, no gate fails)",
-    title="Noise above the claim",
-    failed_title="More noise than claimed",
-    meaning="The noise is larger than claimed; no privacy is lost, but accuracy is.",
-    look_at="Check whether noise is added more than once, such as in each part of a split batch or "
-    "in each process with one seed, or to the mean instead of the sum.",
-    topic="Noise",
-    fine="the noise is no larger than claimed",
-    # Clipped sums that are too long, and processes with equal noise, are found without an e-value.
-    wrong=lambda _: True,
-    reads=None,
-    init=None,
-)
-
 
 #: Largest norm of a clipped sum over its number of terms that rounding explains.
 _ROUNDING = 1.05
@@ -569,25 +522,15 @@ DRAWN_ALIKE = (
     "too much noise: several of the processes draw the same noise, whose sum is larger than that "
     "of independent draws; that loses no privacy, but accuracy"
 )
-_EXCESS_ADVICE = (
-    "add the noise once a step, and compare its scale with noise_multiplier * max_grad_norm; "
-    "momentum, or anything else that is added to the gradient before the update, looks like noise "
-    "as well"
-)
 
 
-class NoiseExcess:
-    """Statistic of `noise.excess`: squares of the noise, and clipped sums that are too long.
+class NoiseExcess(Statistic):
+    """Statistic of `noise.excess`: squares of the noise, and clipped sums that are too long."""
 
-    Args:
-        significance: of the whole run.
-    """
-
-    def __init__(self, significance: float) -> None:
+    def begin(self, header: RecordHeader) -> None:
+        """Set the empty statistic."""
         self._sums, self._bounded = np.zeros(2), False
-        self._significance = significance
         self._longest, self._long_at = 0.0, -1
-        self._test = NOISE_EXCESS.test(significance)
 
     def update(self, seen: Observation) -> None:
         """Update with a step's noise, if it is known separately, and its clipped sum's norm.
@@ -599,15 +542,15 @@ class NoiseExcess:
         noise, released = seen.noise, seen.released
         if noise is not None:
             self._sums += [len(noise), float(noise @ noise)]
-            self._test.update(float(excess_log_e(*self._sums)), seen.step)
+            self.test.update(float(excess_log_e(*self._sums)), seen.step)
         elif released is not None and seen.sums is None and seen.terms:
             most = _ROUNDING * seen.terms
             rest = max(float(np.linalg.norm(released)) - most, 0.0) / seen.noise_multiplier
             self._sums += [len(released), rest**2]
             log_e = float(excess_log_e(*self._sums))
-            if log_e >= self._test.threshold:  # less is no sign that the noise is as claimed
+            if log_e >= self.test.threshold:  # less is no sign that the noise is as claimed
                 self._bounded = True
-                self._test.update(log_e, seen.step)
+                self.test.update(log_e, seen.step)
         elif not seen.split:
             return
         if seen.sum_norm is None or not seen.terms or not math.isfinite(seen.sum_norm):
@@ -622,7 +565,13 @@ class NoiseExcess:
         """Whether a sum's norm exceeded what its clipped terms can add up to."""
         return self._long_at >= 0
 
-    def result(self, lack: str, *, clips: bool) -> CheckResult:
+    def evidence(self) -> dict[str, Any]:
+        """Return the noise over the claim, and the longest sum over what clipping allows."""
+        count, squares = self._sums.tolist()
+        ratio = math.sqrt(squares / count) if count else math.nan
+        return {"ratio": ratio, "sum_norm_over_terms": self._longest}
+
+    def results(self, lack: str = "", *, clips: bool = True) -> tuple[CheckResult, ...]:
         """Return the check's result.
 
         Args:
@@ -630,17 +579,33 @@ class NoiseExcess:
             clips: whether no check contradicts the clipping; if one does, a long sum is no sign of
                 noise.
         """
-        count, squares = self._sums.tolist()
-        ratio = math.sqrt(squares / count) if count else math.nan
-        evidence = {"ratio": ratio, "sum_norm_over_terms": self._longest}
-        test = self._test
+        test, evidence = self.test, self.evidence()
         if self._bounded and not clips:
-            test = NOISE_EXCESS.test(self._significance)  # as if nothing had been observed
-        if clips and self.sums_are_long and not self._test.violated:
+            test = self.check.test(test.significance)  # as if nothing had been observed
+        if clips and self.sums_are_long and not self.test.violated:
             seen = {**evidence, "violated_at_step": self._long_at}
-            return NOISE_EXCESS.judged(seen, "", ADDED_IN_PARTS, _EXCESS_ADVICE)
-        fine = NOISE_EXCESS.fine
-        return NOISE_EXCESS.result(test, fine, MORE_NOISE, _EXCESS_ADVICE, evidence, lack)
+            return (self.check.judged(seen, how=ADDED_IN_PARTS),)
+        return (self.check.result(test, evidence, lack, how=MORE_NOISE),)
+
+
+NOISE_EXCESS = dataclasses.replace(
+    NOISE_MEAN,
+    name="noise.excess",
+    title="Noise above the claim",
+    failed_title="More noise than claimed",
+    meaning="The noise is larger than claimed; no privacy is lost, but accuracy is.",
+    look_at="whether noise is added more than once a step, such as in each part of a split batch "
+    "or in each process with one seed (let one process add it, or seed the generator of each with "
+    "its rank), or to the mean instead of the sum; its scale, compared with noise_multiplier * "
+    "max_grad_norm; and what else is added to the gradient before the update, such as momentum, "
+    "which looks like noise as well",
+    fine="the noise is no larger than claimed",
+    message="{how}",
+    # Clipped sums that are too long, and processes with equal noise, are found without an e-value.
+    wrong=lambda _: True,
+    reads=None,
+    statistic=None,
+)
 
 
 def equal_noise_result(processes: int) -> CheckResult:
@@ -651,9 +616,7 @@ def equal_noise_result(processes: int) -> CheckResult:
     """
     return NOISE_EXCESS.judged(
         {"processes": processes},
-        "",
-        DRAWN_ALIKE,
-        "let one process add the noise, or seed the generator of each with its rank",
+        how=DRAWN_ALIKE,
     )
 
 
@@ -662,90 +625,16 @@ def equal_noise_result(processes: int) -> CheckResult:
 #: Below this ratio a tensor lacks more noise than a few entries without noise account for.
 _MORE_THAN_ENTRIES = 0.9
 
-NOISE_ENTRIES = dataclasses.replace(
-    NOISE_SHAPE,
-    name="noise.entries",
-    weight=5,
-    finds="single entries of the gradient with too little noise, or with the same at every step",
-    title="Noise at single entries",
-    failed_title="Single entries lack noise",
-    meaning="Some entries of the gradient have too little noise, or the same noise at every step.",
-    look_at="Check that the noise has the shape of the gradient, and look for later writes to "
-    "single entries: a mask, an index, a slice.",
-    topic="Noise",
-    needs="no step's noise was read apart from its clipped sums",
-    fine="every entry that is read has its own noise, of at least the claimed size",
-    faults=(
-        FaultRule(
-            "noise_missing_at_entries",
-            "noise of some entries: single entries of the gradient have too little noise, or none",
-            "whether the noise has the gradient's shape, and what writes to single entries after "
-            "it was added: a mask, an index, a slice",
-            headline="Single entries get too little noise or none",
-            rank=0.7,
-            explains=(NOISE_TENSOR.name,),
-            explains_groups=("reuse", "channel", "leakage"),
-        ),
-    ),
-    reads="noise",
-    init=lambda _, significance: SingleEntries(significance),
-)
-
-_OVER_A_TENSOR = FaultRule(
-    "noise_too_small_over_a_tensor",
-    "noise too small: over all entries of a tensor it is smaller than claimed",
-    "the standard deviation with which this tensor's noise is drawn, and what is done to it before "
-    "it is added",
-    headline="A whole tensor gets too little noise",
-    rank=0.65,
-    explains_groups=("reuse", "channel", "leakage"),
-    applies=lambda seen: seen["smallest_ratio"] < _MORE_THAN_ENTRIES,
-)
-
-NOISE_WHOLE = dataclasses.replace(
-    NOISE_SHAPE,
-    name="noise.whole",
-    weight=5,
-    finds="too little noise over all entries of a tensor, at one step or more (Opacus, in one "
-    "process)",
-    needs="no step's whole tensors were read together with their clipped sums",
-    title="Noise over whole tensors",
-    failed_title="A whole tensor lacks noise",
-    meaning="Over all entries of a tensor, the noise of a step is smaller than claimed, if only "
-    "slightly.",
-    look_at="Check the shape and the scale of the noise that is drawn for this tensor.",
-    topic="Noise",
-    fine="over all entries of each tensor, no step's noise is smaller than claimed",
-    # The rank of `noise.entries` lies between these two: a few entries without noise make a whole
-    # tensor's noise slightly too small.
-    faults=(
-        _OVER_A_TENSOR,
-        dataclasses.replace(_OVER_A_TENSOR, rank=0.75, applies=lambda _: True),
-    ),
-    reads="readings",
-    init=lambda header, significance: WholeSizes(significance, header.tensors),
-)
-
-
 #: The test looks at each of the first `_EACH` steps, and at every `_LATER`-th step after them.
 _EACH, _LATER = 4, 8
 
-_COMPARE = (
-    "compare the shape and the scale of the noise that is drawn (Opacus: in add_noise) with those "
-    "of the gradient, tensor by tensor"
-)
 
+class SingleEntries(Statistic):
+    """Statistic of `noise.entries`: the noise of each entry that is read, over the steps."""
 
-class SingleEntries:
-    """Statistic of `noise.entries`: the noise of each entry that is read, over the steps.
-
-    Args:
-        significance: of the whole run.
-    """
-
-    def __init__(self, significance: float) -> None:
+    def begin(self, header: RecordHeader) -> None:
+        """Set the empty statistic."""
         self._past: EntryBets | None = None
-        self._test = NOISE_ENTRIES.test(significance)
         self._flagged: list[float] = []
         self._entries = 0
         #: The first step that is read; a resumed training starts at a later one.
@@ -762,44 +651,61 @@ class SingleEntries:
         if bets.steps > _EACH and bets.steps % _LATER:
             return
         log_e = bets.entry_log_e
-        self._test.update(float(log_mean_exp(log_e)), step)
-        found = quiet_entries(log_e, self._test.threshold)
+        self.test.update(float(log_mean_exp(log_e)), step)
+        found = quiet_entries(log_e, self.test.threshold)
         if len(found) > len(self._flagged):
             self._flagged = np.sort(bets.ratios[found]).tolist()
 
-    def result(self, lack: str) -> CheckResult:
-        """Return the check's result; ``lack`` is the reason why no noise was read."""
-        flagged = self._flagged
-        return NOISE_ENTRIES.result(
-            self._test,
-            NOISE_ENTRIES.fine,
-            f"{len(flagged) or 'some'} of the {self._entries} entries that are read have too "
-            "little noise, or the same noise at every step",
-            _COMPARE + "; look for a mask, or for entries that are written after noise is added",
-            {
-                "entries": self._entries,
-                "quiet": len(flagged),
-                "quietest": next(iter(flagged), None),
-                "since_step": self._since,
-            },
-            lack,
-        )
+    def evidence(self) -> dict[str, Any]:
+        """Return the number of entries, and those that are flagged."""
+        return {
+            "entries": self._entries,
+            "quiet": len(self._flagged),
+            "quietest": next(iter(self._flagged), None),
+            "since_step": self._since,
+        }
 
 
-class WholeSizes:
+_EXPLAINS: tuple[Group, ...] = ("reuse", "channel", "leakage")
+MISSING_AT_ENTRIES = Fault(
+    "noise_missing_at_entries",
+    "Single entries get too little noise or none",
+    "noise of some entries: single entries of the gradient have too little noise, or none",
+    "whether the noise has the gradient's shape and scale in each tensor (Opacus: in add_noise), "
+    "and what writes to single entries after it was added: a mask, an index, a slice",
+)
+
+NOISE_ENTRIES = dataclasses.replace(
+    NOISE_SHAPE,
+    name="noise.entries",
+    weight=5,
+    title="Noise at single entries",
+    failed_title="Single entries lack noise",
+    meaning="Some entries of the gradient have too little noise, or the same noise at every step.",
+    look_at=MISSING_AT_ENTRIES.look_at,
+    needs="no step's noise was read apart from its clipped sums",
+    fine="every entry that is read has its own noise, of at least the claimed size",
+    message=lambda seen: (
+        f"{seen['quiet'] or 'some'} of the {seen['entries']} entries that are read have too little "
+        "noise, or the same noise at every step"
+    ),
+    faults=(MISSING_AT_ENTRIES.rule(0.7, _EXPLAINS, explains=(NOISE_TENSOR.name,)),),
+    reads="noise",
+    statistic=SingleEntries,
+)
+
+
+class WholeSizes(Statistic):
     """Statistic of `noise.whole`: the size of each step's noise over all entries of each tensor.
 
     Reads the noise if it is known separately, else the release: data make the squares
     stochastically larger, so the test stays valid.
-
-    Args:
-        significance: of the whole run.
-        tensors: names of the tensors, ``[L]``.
     """
 
-    def __init__(self, significance: float, tensors: Sequence[str]) -> None:
+    def begin(self, header: RecordHeader) -> None:
+        """Set the empty statistic."""
+        tensors = header.tensors
         self._tensors = list(tensors)
-        self._test = NOISE_WHOLE.test(significance)
         self._count, self._squares = np.zeros(len(tensors)), np.zeros(len(tensors))
         # Squares of what was added to the clipped sums, whether or not it is noise alone.
         self._added, self._all_alone = np.zeros(len(tensors)), True
@@ -821,7 +727,7 @@ class WholeSizes:
         steady = noise_log_e(self._count, self._squares)
         self._single.update(log_mean_exp(now))
         each = float(log_mean_exp(steady))
-        self._test.update(float(log_mean_exp([each, float(self._single.log_e)])), seen.step)
+        self.test.update(float(log_mean_exp([each, float(self._single.log_e)])), seen.step)
         ratio = np.sqrt(squares / np.maximum(count, 1.0))
         self._steps += 1
         less = ratio < self._smallest
@@ -831,7 +737,7 @@ class WholeSizes:
 
     def _flagged(self) -> list[int]:
         """Return the tensors that are flagged after a Bonferroni correction, least noise first."""
-        level = self._test.threshold + math.log(max(len(self._tensors), 1))
+        level = self.test.threshold + math.log(max(len(self._tensors), 1))
         found = np.flatnonzero(self._largest >= level)
         return sorted(found.tolist(), key=lambda j: float(self._smallest[j]))
 
@@ -858,15 +764,13 @@ class WholeSizes:
         among = len(self._tensors) * step * (step + 1.0)
         return chosen_upper(count, count * self._smallest[j] ** 2, among)
 
-    def result(self, lack: str) -> CheckResult:
-        """Return the check's result; ``lack`` is the reason why no step was read."""
+    def evidence(self) -> dict[str, Any]:
+        """Return the flagged tensors, and what is known of the noise if there are any."""
         flagged = self._flagged()
         names = [self._tensors[j] for j in flagged]
-        shown = ", ".join(f"`{name}`" for name in names[:5]) or "some tensor"
-        of = np.array(flagged or range(len(self._tensors)), dtype=np.intp)
-        smallest = float(self._smallest[of].min(initial=math.inf))
+        smallest = self._smallest_of(flagged)
         evidence: dict[str, Any] = {"flagged": names, "tensors": len(self._tensors)}
-        if math.isfinite(smallest) and self._test.violated:
+        if math.isfinite(smallest) and self.test.violated:
             evidence["smallest_ratio"] = smallest
             evidence["added_ratio"] = self._added_ratio(np.arange(len(self._tensors)))
             sums = self._count, self._added, INTERVAL_SIGNIFICANCE
@@ -880,59 +784,66 @@ class WholeSizes:
             evidence["flagged_ratio"] = self._added_ratio(np.array(flagged))
             evidence["flagged_noise_ratio"] = _rounded(self._interval_of_each(flagged))
             evidence["ratio_of_the_others"] = self._added_ratio(rest) if len(rest) else None
-        upper = self._upper_at_one_step(of.tolist()) if math.isfinite(smallest) else math.inf
-        return NOISE_WHOLE.result(
-            self._test,
-            NOISE_WHOLE.fine,
-            f"too little noise over all entries of {shown} ({len(names)} of "
-            f"{len(self._tensors)} tensors): at one step it is "
-            f"{interval_in_words(None, upper)}",
-            _COMPARE,
-            evidence,
-            lack,
-        )
+        return evidence
+
+    def _smallest_of(self, flagged: Sequence[int]) -> float:
+        of = np.array(flagged or range(len(self._tensors)), dtype=np.intp)
+        return float(self._smallest[of].min(initial=math.inf))
+
+    def results(self, lack: str = "") -> tuple[CheckResult, ...]:
+        """Return the check's result; ``lack`` is the reason why no step was read."""
+        flagged = self._flagged()
+        known = math.isfinite(self._smallest_of(flagged))
+        of = flagged or range(len(self._tensors))
+        at_most = self._upper_at_one_step(of) if known else math.inf
+        return (self.check.result(self.test, self.evidence(), lack, at_most=at_most),)
 
 
 def _rounded(interval: Sequence[Any]) -> list[float]:
     return [rounded_down(interval[0]), rounded_up(interval[1])]
 
 
-# --- Check of what the noisy sum is divided by: `batch_normalised`.
+def _over_a_tensor(seen: Mapping[str, Any]) -> str:
+    return (
+        f"too little noise over all entries of {_share(seen['flagged'], seen['tensors'])}: at one "
+        f"step it is {interval_in_words(None, seen['at_most'])}"
+    )
 
-BATCH_NORMALISED = dataclasses.replace(
-    NOISE_SHAPE,
-    name="batch_normalised",
-    finds="the noisy sum is divided by the number of records that the batch happens to have "
-    "(Opacus' optimizers in one process; by hand where gradients pass through "
-    "lightning_audit.per_sample and the data leave enough of the noise to see, sometimes as "
-    "`noise.step`; the report says if the divisor could not be tested)",
-    title="Divisor of the noisy sum",
-    failed_title="Divided by actual batch size",
-    meaning="The noisy sum is divided by the number of records that were drawn, so large batches "
-    "have too little noise.",
-    look_at="Check the division after the noise: the divisor must be the expected batch size, a "
-    "constant.",
-    topic="Noise",
-    needs="no step was read whose other possible divisors are known",
-    fine="the noisy sum is divided by the stated divisor",
-    public=("message",),
-    reads=None,
-    init=None,
-    faults=(
-        FaultRule(
-            "divides_by_realised_batch",
-            "divided by the realised batch size: the noise of a step depends on how many records "
-            "it drew, and large batches have too little",
-            "what the sum of gradients and noise is divided by: it must be the expected batch "
-            "size, a constant",
-            headline="The noisy sum is divided by the actual batch size",
-            rank=0,
-            explains=(NOISE_SHAPE.name, NOISE_ENTRIES.name, NOISE_WHOLE.name),
-            explains_groups=("clipping", "reuse", "leakage"),
-        ),
-    ),
+
+OVER_A_TENSOR = Fault(
+    "noise_too_small_over_a_tensor",
+    "A whole tensor gets too little noise",
+    "noise too small: over all entries of a tensor it is smaller than claimed",
+    "the shape and the standard deviation with which this tensor's noise is drawn (Opacus: in "
+    "add_noise), and what is done to it before it is added",
 )
 
+NOISE_WHOLE = dataclasses.replace(
+    NOISE_SHAPE,
+    name="noise.whole",
+    weight=5,
+    needs="no step's whole tensors were read together with their clipped sums",
+    title="Noise over whole tensors",
+    failed_title="A whole tensor lacks noise",
+    meaning="Over all entries of a tensor, the noise of a step is smaller than claimed, if only "
+    "slightly.",
+    look_at=OVER_A_TENSOR.look_at,
+    fine="over all entries of each tensor, no step's noise is smaller than claimed",
+    message=_over_a_tensor,
+    # The rank of `noise.entries` lies between these two: a few entries without noise make a whole
+    # tensor's noise slightly too small.
+    faults=(
+        OVER_A_TENSOR.rule(
+            0.65, _EXPLAINS, applies=lambda seen: seen["smallest_ratio"] < _MORE_THAN_ENTRIES
+        ),
+        OVER_A_TENSOR.rule(0.75, _EXPLAINS),
+    ),
+    reads="readings",
+    statistic=WholeSizes,
+)
+
+
+# --- Check of what the noisy sum is divided by: `batch_normalised`.
 
 #: Message if no other divisor was found, but data may mask one.
 _BESIDE_DATA = (
@@ -941,16 +852,12 @@ _BESIDE_DATA = (
 )
 
 
-class StatedDivisor:
-    """Statistic of `batch_normalised`: tests the stated divisor against other possible divisors.
+class StatedDivisor(Statistic):
+    """Statistic of `batch_normalised`: tests the stated divisor against other possible divisors."""
 
-    Args:
-        significance: of the whole run.
-    """
-
-    def __init__(self, significance: float) -> None:
+    def begin(self, header: RecordHeader) -> None:
+        """Set the empty statistic."""
         self._bet, self._small = DivisorTest(), QuietEntries()
-        self._test = BATCH_NORMALISED.test(significance)
         self._beside_data = False
 
     def update(self, seen: Observation) -> None:
@@ -963,24 +870,51 @@ class StatedDivisor:
             released = self._small.take(released, seen.noise_multiplier)
             sums = np.zeros_like(released)
         self._bet.update(released, sums, seen.noise_multiplier, seen.divisors)
-        self._test.update(self._bet.log_e, seen.step)
+        self.test.update(self._bet.log_e, seen.step)
 
     @property
     def shrinks_with_batch(self) -> bool:
         """Whether gradients are clearly smaller in larger batches."""
         return self._bet.shrinks_with_divisor
 
-    def result(self, lack: str) -> CheckResult:
+    def results(self, lack: str = "") -> tuple[CheckResult, ...]:
         """Return the check's result; ``lack`` is the reason why it cannot be tested, or empty."""
-        return BATCH_NORMALISED.result(
-            self._test,
-            _BESIDE_DATA if self._beside_data else BATCH_NORMALISED.fine,
-            "the noisy sum is divided by the actual number of samples in the batch, so the size of "
-            "the gradient and of its noise reveals that number",
-            "divide by the expected batch size, which is the same at every step",
-            {},
-            lack,
-        )
+        fine = _BESIDE_DATA if self._beside_data else ""
+        return (self.check.result(self.test, {}, lack, fine),)
+
+
+DIVIDED_BY_BATCH = Fault(
+    "divides_by_realised_batch",
+    "The noisy sum is divided by the actual batch size",
+    "divided by the realised batch size: the noise of a step depends on how many records it drew, "
+    "and large batches have too little",
+    "what the sum of gradients and noise is divided by: it must be the expected batch size, a "
+    "constant",
+)
+
+BATCH_NORMALISED = dataclasses.replace(
+    NOISE_SHAPE,
+    name="batch_normalised",
+    title="Divisor of the noisy sum",
+    failed_title="Divided by actual batch size",
+    meaning="The noisy sum is divided by the number of records that were drawn, so large batches "
+    "have too little noise.",
+    look_at=DIVIDED_BY_BATCH.look_at,
+    needs="no step was read whose other possible divisors are known",
+    fine="the noisy sum is divided by the stated divisor",
+    message="the noisy sum is divided by the actual number of samples in the batch, so the size of "
+    "the gradient and of its noise reveals that number",
+    public=("message",),
+    reads=None,
+    statistic=None,
+    faults=(
+        DIVIDED_BY_BATCH.rule(
+            0,
+            ("clipping", "reuse", "leakage"),
+            explains=(NOISE_SHAPE.name, NOISE_ENTRIES.name, NOISE_WHOLE.name),
+        ),
+    ),
+)
 
 
 #: The checks of this subject, in the order of the report.

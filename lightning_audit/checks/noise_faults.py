@@ -8,25 +8,84 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_audit.checks.check import MISSING, Candidate, Case, group, named_tensors
+from lightning_audit.checks.check import MISSING, Candidate, Case, Fault, group, named_tensors
 from lightning_audit.checks.noise import NOISE, NOISE_CANARY, NOISE_STEP, NOISE_TENSOR, NOISE_WHOLE
 from lightning_audit.stats.noise_tests import interval_in_words, rounded_up
 
 if TYPE_CHECKING:
     from lightning_audit.checks.monitor import AuditMonitor
 
-#: Headlines of the faults that no check names alone.
-HEADLINES = {
-    "no_noise": "No noise is added",
-    "noise_divided_by_batch": "The noise is divided by the batch size once too often",
-    "noise_averaged_over_processes": "Averaging over processes shrinks the noise",
-    "noise_of_squared_norm": "The noise is scaled by the clipping norm twice",
-    "noise_of_squared_multiplier": "The noise is scaled by the noise multiplier twice",
-    "noise_missing_in_tensors": "Some tensors get no noise",
-    "noise_too_small_in_tensors": "Some tensors get too little noise",
-    "noise_missing_in_steps": "Some steps get too little noise or none",
-    "noise_too_small_from_a_step_on": "The noise becomes too small at some step",
-}
+_SCALE = (
+    "the standard deviation of the noise that is drawn (Opacus: in add_noise), compared with "
+    "noise_multiplier * max_grad_norm"
+)
+NO_NOISE = Fault(
+    "no_noise",
+    "No noise is added",
+    "no noise: the gradients are released without noise, or with almost none",
+    "whether noise is drawn at all (Opacus: in add_noise), and whether the gradient that it is "
+    "added to is the one that the update uses",
+)
+DIVIDED_AGAIN = Fault(
+    "noise_divided_by_batch",
+    "The noise is divided by the batch size once too often",
+    "noise divided by the batch size",
+    "whether the noise is added to the sum of the gradients, before it is divided, or drawn for "
+    "the mean and divided once more",
+)
+AVERAGED = Fault(
+    "noise_averaged_over_processes",
+    "Averaging over processes shrinks the noise",
+    "noise averaged over processes",
+    "whether every process adds its own noise and the gradients are then averaged; the noise must "
+    "be added to the sum, once",
+)
+SQUARED_NORM = Fault(
+    "noise_of_squared_norm",
+    "The noise is scaled by the clipping norm twice",
+    "noise scale too small",
+    f"{_SCALE}, where the clipping norm appears once",
+)
+SQUARED_MULTIPLIER = Fault(
+    "noise_of_squared_multiplier",
+    "The noise is scaled by the noise multiplier twice",
+    "noise scale too small",
+    f"{_SCALE}; the variance must not be passed instead",
+)
+TOO_SMALL = Fault(
+    "noise_too_small",
+    "Too little noise is added",
+    "noise scale too small: every tensor has less noise than claimed",
+    _SCALE,
+)
+MISSING_IN_TENSORS = Fault(
+    "noise_missing_in_tensors",
+    "Some tensors get no noise",
+    "noise of some tensors is missing",
+    "whether noise is added to every trainable parameter, and whether another optimizer or a hook "
+    "writes to the gradients of these parameters",
+)
+TOO_SMALL_IN_TENSORS = Fault(
+    "noise_too_small_in_tensors",
+    "Some tensors get too little noise",
+    "noise of some tensors is too small",
+    MISSING_IN_TENSORS.look_at,
+)
+MISSING_IN_STEPS = Fault(
+    "noise_missing_in_steps",
+    "Some steps get too little noise or none",
+    "noise of some steps: single steps have too little noise, or none",
+    "what those steps do differently: the last batch of an epoch, a step after validation, a "
+    "branch that skips the noise; and what the noisy sum is divided by, which must be the expected "
+    "batch size, regardless of the actual batch size",
+)
+FROM_A_STEP_ON = Fault(
+    "noise_too_small_from_a_step_on",
+    "The noise becomes too small at some step",
+    "noise too small from some step on",
+    "what changes at that step: a scheduler of noise or learning rate, an epoch, a layer that is "
+    "unfrozen, a flag of a warm-up",
+)
 #: Ratios of reading to claim at which a tensor's noise is assumed to be right.
 _HEALTHY = (0.95, 1.08)
 #: Ratio over all steps above which only a few steps lack noise; the same if `noise.step` is the
@@ -38,11 +97,6 @@ _ENOUGH = 200
 _SOME = 0.03
 #: Ratios of what is read to what a rule expects, narrow and wide; data only increase them.
 _BAND, _WIDE_BAND = (0.95, 1.12), (0.97, 1.4)
-
-_SCALE = (
-    "compare the standard deviation of the noise that is drawn (Opacus: in add_noise) with "
-    "noise_multiplier * max_grad_norm"
-)
 
 
 def noise_candidates(case: Case) -> list[Candidate]:
@@ -60,16 +114,7 @@ def noise_candidates(case: Case) -> list[Candidate]:
         found.append(since)
     elif finding and _in_few_steps(case, monitor, finding):
         found.append(
-            case.candidate(
-                "noise_missing_in_steps",
-                NOISE_STEP.name,
-                "noise of some steps: single steps have too little noise, or none",
-                "what those steps do differently: the last batch of an epoch, a step after "
-                "validation, a branch that skips the noise; and what the noisy sum is divided by, "
-                "which must be the expected batch size, regardless of the actual batch size",
-                {},
-                explains=case.of_noise,
-            )
+            case.candidate(MISSING_IN_STEPS, NOISE_STEP.name, evidence={}, explains=case.of_noise)
         )
     elif finding:
         found += [*_in_tensors(case, monitor), *_scale(case, monitor, finding)]
@@ -90,12 +135,10 @@ def _from_a_step_on(case: Case, monitor: AuditMonitor) -> Candidate | None:
     # A replay of an earlier step may have had the noise of a later one.
     whose = f"noise of {', '.join(f'`{name}`' for name in few[:5])}" if few else "noise"
     found = case.candidate(
-        "noise_too_small_from_a_step_on",
+        FROM_A_STEP_ON,
         NOISE_STEP.name,
         f"{whose} too small from step {step} on, at the latest: since then it is "
         f"{interval_in_words(None, upper)}; before that it was as claimed",
-        "what changes at that step: a scheduler of noise or learning rate, an epoch, a layer that "
-        "is unfrozen, a flag of a warm-up",
         {"noise_ratio_upper_since": rounded_up(upper)},
         few or None,
         case.of_noise,
@@ -173,11 +216,9 @@ def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
     evidence |= {"noise_ratio": interval} if whole else {}
     return [
         case.candidate(
-            "noise_missing_in_tensors" if missing else "noise_too_small_in_tensors",
+            MISSING_IN_TENSORS if missing else TOO_SMALL_IN_TENSORS,
             finding,
             f"noise of some tensors: the noise of {shown} is {what}",
-            "whether noise is added to every trainable parameter, and whether another optimizer "
-            "or a hook writes to the gradients of these parameters",
             evidence,
             tuple(flagged),
             # Noise that is slightly too small in some tensors may be so in all, masked by data.
@@ -208,56 +249,42 @@ def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
     batch, root = monitor.last_scale, math.sqrt(case.processes)
     size, limits = _size(case, monitor, finding, added)
     small = f"noise scale too small: the noise is {size}"
-    rows: list[tuple[bool, str, str, str, dict[str, float]]] = [
+    of_batch = batch > 1 and _WIDE_BAND[0] < ratio * batch < _WIDE_BAND[1]
+    rows: list[tuple[bool, Fault, str, dict[str, float]]] = [
         (
-            batch > 1
-            and _WIDE_BAND[0] < ratio * batch < _WIDE_BAND[1]
-            and added * batch > _WIDE_BAND[0],
-            "noise_divided_by_batch",
+            of_batch and added * batch > _WIDE_BAND[0],
+            DIVIDED_AGAIN,
             f"noise divided by the batch size: the noise is {size}, about one over the expected "
             f"batch size of {batch:g}",
-            "whether the noise is added to the sum of the gradients, before it is divided, or "
-            "drawn for the mean and divided once more",
             {"expected_batch_size": batch},
         ),
         (
             case.processes > 1 and _fits(ratio * root),
-            "noise_averaged_over_processes",
+            AVERAGED,
             f"noise averaged over processes: the noise is {size}, about one over the square root "
             f"of the number of processes, {case.processes}",
-            "whether every process adds its own noise and the gradients are then averaged; the "
-            "noise must be added to the sum, once",
             {"processes": case.processes},
         ),
         (
             0.0 < norm < 1.0 and _fits(ratio / norm),
-            "noise_of_squared_norm",
+            SQUARED_NORM,
             f"{small}, about max_grad_norm={norm:g}, as if that were applied twice",
-            f"{_SCALE}, where the clipping norm appears once",
             {"max_grad_norm": norm},
         ),
         (
             0.0 < sigma < 1.0 and _fits(ratio / sigma),
-            "noise_of_squared_multiplier",
+            SQUARED_MULTIPLIER,
             f"{small}, about noise_multiplier={sigma:g}, as if that were applied twice",
-            f"{_SCALE}; the variance must not be passed instead",
             {"noise_multiplier": sigma},
         ),
-        (
-            ratio < MISSING,
-            "no_noise",
-            "no noise: the gradients are released without noise, or with almost none",
-            "whether noise is drawn at all (Opacus: in add_noise), and whether the gradient that "
-            "it is added to is the one that the update uses",
-            {},
-        ),
-        (ratio >= _SOME, "noise_too_small", small, _SCALE, {}),
+        (ratio < MISSING, NO_NOISE, "", {}),
+        (ratio >= _SOME, TOO_SMALL, small, {}),
     ]
     explains = case.of_noise
     parameters = _quietest_canary(monitor) if finding == NOISE_CANARY.name else ()
     return [
-        case.candidate(name, finding, text, look_at, {**limits, **more}, parameters, explains)
-        for applies, name, text, look_at, more in rows
+        case.candidate(fault, finding, text, {**limits, **more}, parameters, explains)
+        for applies, fault, text, more in rows
         if applies
     ]
 

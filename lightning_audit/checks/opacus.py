@@ -5,83 +5,90 @@ See docs/opacus.md for each of them, and for what it costs.
 
 from __future__ import annotations
 
-from lightning_audit.checks.check import OF_BATCHES, Check, rule_of_kinds
+from lightning_audit.checks.check import OF_BATCHES, Check, Fault, Group
 from lightning_audit.results.audit_report import CheckResult
 
-#: Kinds: name and headline of the fault, what is wrong, what to do about it.
+#: Faults by their kind; those without a name are none, and prevent a pass.
 _KINDS = {
-    "averaged": (
+    "averaged": Fault(
         "ghost_clipping_of_the_mean",
         "Ghost clipping clips no record",
         "no clipping: the criterion averages the losses of the batch, so that the gradient is the "
         "mean over all records times a number",
-        "set `criterion.criterion.reduction = 'none'` on what make_private returns",
+        "`criterion.criterion.reduction` of what make_private returns, which must be 'none'",
     ),
-    "another": (
+    "another": Fault(
         "ghost_clipping_without_its_loss",
         "Ghost clipping runs without its loss",
         "no clipping: the loss that runs backward is not that of make_private's criterion",
-        "with grad_sample_mode='ghost', loss = criterion(output, target) alone clips, of the third "
-        "result of make_private; call backward on no other loss (outputs.loss) before the step",
+        "the losses on which backward is called before the step: with grad_sample_mode='ghost', "
+        "loss = criterion(output, target) alone clips, of the third result of make_private, and no "
+        "other loss (outputs.loss)",
     ),
-    "alike": (
+    "alike": Fault(
         "processes_draw_alike",
         "The processes draw the same positions",
         "wrong sampling: the processes draw the same positions of their shares, so that a record "
         "is in a step exactly if one of another process is",
-        "seed the loader's generator by the process: generator.manual_seed(seed + rank)",
+        "the seed of the loader's generator, which must differ between the processes: "
+        "generator.manual_seed(seed + rank)",
     ),
-    "made_up": (
+    "made_up": Fault(
         "made_up_record",
         "Empty batches get a made-up record",
         "a made-up record: an empty batch is replaced by one of random numbers, so that a record "
         "that joins it moves the sum by up to twice the clipping norm",
-        "leave rand_on_empty out: Opacus steps on empty batches with noise alone",
+        "the argument rand_on_empty: leave it out, and Opacus steps on empty batches with noise "
+        "alone",
     ),
-    "adaptive": (
+    "adaptive": Fault(
         "count_over_real_batch",
         "Adaptive clipping costs more than is accounted",
         "adaptive clipping costs more than is accounted: its noisy count is divided by the real "
         "number of records of the batch",
-        "subclass the optimizer: unclipped_frac = 0.5 + (unclipped_num - 0.5 * sample_size) / "
-        "expected_batch_size",
+        "unclipped_frac, which a subclass of the optimizer can compute as 0.5 + (unclipped_num - "
+        "0.5 * sample_size) / expected_batch_size",
     ),
-    "left_out": (
+    "left_out": Fault(
         "",
         "",
         "a process leaves empty batches out, after which the batches of all no longer fit together",
-        "make batches so large that an empty one of a process is less likely than delta",
+        "the size of the batches: an empty one of a process must be less likely than delta",
     ),
-    "gdp": (
+    "gdp": Fault(
         "",
         "",
         "Opacus' gdp accountant reports less than the steps cost",
-        "write PrivacyEngine(accountant='prv') or 'rdp', or state claimed_epsilon",
+        "the accountant: state PrivacyEngine(accountant='prv') or 'rdp', or claimed_epsilon",
     ),
 }
+_EXPLAINS: tuple[Group, ...] = ("noise", "reuse", "channel", "leakage")
 
 
 def _doubts(found: CheckResult) -> str:
     if not (doubts := found.evidence.get("doubts")):
         return ""
-    told = "; ".join(f"{_KINDS[kind][2]}: {size}; {_KINDS[kind][3]}" for kind, size in doubts)
+    parts = ((_KINDS[kind], size) for kind, size in doubts)
+    told = "; ".join(f"{kind.sentence}: {size}; look at {kind.look_at}" for kind, size in parts)
     return f"{told}; or state allow=['{OPACUS.name}']"
 
 
 OPACUS = Check(
     "opacus_defects",
-    "code of Opacus itself that a training uses loses privacy: a criterion that averages or is "
-    "not used, equal positions of processes, made-up records, a count over the real batch, gdp",
     title="Known defects of Opacus",
     failed_title="Opacus itself loses privacy",
     meaning="The training uses a part of Opacus that does not give what is accounted.",
-    look_at="Look up the part in docs/opacus.md: it says what to write instead.",
+    look_at="the part in docs/opacus.md, with what to write instead",
     topic="Sampling and bookkeeping",
     kind="accounting",
     wrong=lambda seen: bool(seen["of"]),
     blocks=_doubts,
     refutes=OF_BATCHES,
-    faults=tuple(rule_of_kinds((kind,), *_KINDS[kind], 8.2) for kind in list(_KINDS)[:5]),
+    fine="no part of Opacus that is known to lose privacy is used",
+    message=lambda seen: f"{_KINDS[seen['of']].sentence}: {seen['size']}",
+    faults=tuple(
+        fault.rule(8.2, _EXPLAINS, "of", kind) for kind, fault in _KINDS.items() if fault.name
+    ),
 )
 
 #: Part of the stated noise multiplier below which a cost is a finding: a PASS would notice it.
@@ -156,10 +163,8 @@ def opacus_result(
     doubts = [pair for pair in found.items() if pair[0] in mild]
     return OPACUS.judged(
         {"of": of, "doubts": doubts},
-        "; ".join(f"{_KINDS[kind][2]}: {size}" for kind, size in doubts)
-        or "no part of Opacus that is known to lose privacy is used",
-        of and f"{_KINDS[of][2]}: {found[of]}",
-        of and _KINDS[of][3],
+        "; ".join(f"{_KINDS[kind].sentence}: {size}" for kind, size in doubts),
+        size=found.get(of),
     )
 
 

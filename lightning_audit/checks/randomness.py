@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,11 +21,14 @@ from lightning_audit.checks.check import (
     Candidate,
     Case,
     Check,
-    FaultRule,
+    Fault,
+    Group,
+    Statistic,
     first_seen,
     group,
 )
 from lightning_audit.checks.noise import (
+    ANOTHER_SHAPE,
     NOISE_CANARY,
     NOISE_ENTRIES,
     NOISE_SHAPE,
@@ -32,6 +36,13 @@ from lightning_audit.checks.noise import (
     NOISE_WHOLE,
 )
 from lightning_audit.checks.noise_faults import added_ratio
+from lightning_audit.checks.replayed_noise import (
+    CORRELATED_OVER_STEPS,
+    FEW_SEEDS,
+    NUMBERS_TWICE,
+    ONE_KEY,
+    ONE_VALUE,
+)
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import Observation, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
@@ -50,62 +61,27 @@ if TYPE_CHECKING:
 
 # --- Checks that noise is drawn independently for each step, coordinate and tensor.
 
-_REUSE = Check(
-    "reuse.lag",
-    "noise that is not drawn independently",
-    title="Noise across steps",
-    failed_title="Noise repeats between steps",
-    meaning="The same noise is added in several steps, so subtracting one step from another "
-    "removes it.",
-    look_at="Look for a generator that is seeded or restored between steps.",
-    topic="Fresh randomness",
-    weight=74,
-    group="reuse",
-    needs="no reading was compared with one of an earlier step",
-    each=True,
-    always=True,
-    doubtful=True,
-)
-# One statistic gives the results of these three.
-REUSE_LAG = dataclasses.replace(_REUSE, reads="steps", init=lambda *about: ReuseCheck(*about))
-REUSE_BROADCAST = dataclasses.replace(
-    _REUSE,
-    name="reuse.broadcast",
-    title="Noise across coordinates",
-    failed_title="Coordinates share one noise value",
-    meaning="Many coordinates of a step share one draw, so their differences have no noise.",
-    look_at="Check the shape that the noise is drawn with: it must be that of the gradient.",
-    topic="Fresh randomness",
-    # With a tenth of the significance, two steps of shared noise are enough (median of runs).
-    weight=113,
-    needs="no readings of one step were compared with each other",
-)
 
-REUSE_PAIR = dataclasses.replace(
-    _REUSE,
-    name="reuse.pair",
-    title="Noise across tensors",
-    failed_title="Tensors share their noise",
-    meaning="Two tensors get the same draw, so their difference has no noise.",
-    look_at="Check whether one seed or key serves several tensors.",
-    topic="Fresh randomness",
-    weight=63,
-    needs="no readings of two tensors were compared with each other",
-)
+def _period(seen: Mapping[str, Any]) -> str:
+    """Return how often the noise recurs, as text."""
+    if seen["lag"] > seen["lags"]:
+        return "in every epoch"
+    return "at every step" if seen["lag"] == 1 else f"every {seen['lag']} steps"
 
 
-class ReuseCheck:
+class ReuseCheck(Statistic):
     """Statistic of `reuse.lag`, `reuse.broadcast`, `reuse.pair`, from the probe coordinates."""
 
-    def __init__(self, header: RecordHeader, significance: float) -> None:
+    def begin(self, header: RecordHeader) -> None:
+        """Set the empty statistic."""
         # The short lags, then the same place in the previous and in the first epoch.
         self._lags = header.lags
         self._seen = 0
         self._lag_count = np.zeros(header.lags + 2)
         self._lag_squares = np.zeros(header.lags + 2)
         self._single = {"broadcast": np.zeros(2), "pair": np.zeros(2)}
-        checks = (REUSE_LAG, REUSE_BROADCAST, REUSE_PAIR)
-        self.evidence = {check.name: check.test(significance) for check in checks}
+        others = (REUSE_BROADCAST, REUSE_PAIR)
+        self._others = {check.name: check.test(self.test.significance) for check in others}
 
     def update(self, seen: Observation) -> None:
         """Update with steps."""
@@ -118,7 +94,7 @@ class ReuseCheck:
         self._lag_count, self._lag_squares = counts[-1], sums[-1]
         at = looks[known]
         log_e = log_mean_exp(noise_log_e(counts[1:][at], sums[1:][at]))
-        self.evidence["reuse.lag"].update(log_e, seen.step[known][at])
+        self.test.update(log_e, seen.step[known][at])
         for name, so_far in self._single.items():
             columns = (getattr(seen, f"{name}_{kind}") for kind in ("count", "squares"))
             terms = np.stack([*columns], axis=1)
@@ -126,7 +102,7 @@ class ReuseCheck:
             totals = running(so_far, terms[known])
             self._single[name], at = totals[-1], looks[known]
             log_e = noise_log_e(*totals[1:][at].T)
-            self.evidence[f"reuse.{name}"].update(log_e, seen.step[known][at])
+            self._others[f"reuse.{name}"].update(log_e, seen.step[known][at])
 
     @property
     def lags(self) -> int:
@@ -136,9 +112,7 @@ class ReuseCheck:
     @property
     def period(self) -> str:
         """How often the noise recurs, as text."""
-        if self.lag > self._lags:
-            return "in every epoch"
-        return "at every step" if self.lag == 1 else f"every {self.lag} steps"
+        return _period(self.evidence())
 
     @property
     def lag(self) -> int:
@@ -167,57 +141,73 @@ class ReuseCheck:
         count, squares = self._single[name.removeprefix("reuse.")]
         return float(np.sqrt(squares / count)) if count > 0 else None
 
-    def results(self) -> tuple[CheckResult, ...]:
+    def evidence(self) -> dict[str, Any]:
+        """Return the lag of `reuse.lag`."""
+        return {"lag": self.lag, "lags": self._lags}
+
+    def results(self, lack: str = "") -> tuple[CheckResult, ...]:
         """Return the results of the three checks."""
-        return (
-            REUSE_LAG.result(
-                self.evidence["reuse.lag"],
-                "no noise recurs at a later step",
-                "readings of different steps differ by less than independent noise of the claimed "
-                f"size makes them: as if the noise recurred {self.period}",
-                "look for a generator that is re-seeded, or restored, between steps",
-                {"lag": self.lag, "lags": self._lags},
-            ),
-            REUSE_BROADCAST.result(
-                self.evidence["reuse.broadcast"],
-                "coordinates of a step have independent noise",
-                "the coordinates of a step differ by less than independent noise makes them",
-                "look for a noise drawn with too small a shape and broadcast over the gradient",
-                {"residual_ratio": self.residual_ratio("reuse.broadcast")},
-            ),
-            REUSE_PAIR.result(
-                self.evidence["reuse.pair"],
-                "tensors have independent noise",
-                "tensors differ by less than independent noise makes them",
-                "look for one seed or key that is used for every tensor of a step",
-                {"residual_ratio": self.residual_ratio("reuse.pair")},
-            ),
+        others = (
+            REGISTRY[name].result(test, {"residual_ratio": self.residual_ratio(name)}, lack)
+            for name, test in self._others.items()
         )
+        return *super().results(lack), *others
+
+
+# One statistic gives the results of these three.
+REUSE_LAG = Check(
+    "reuse.lag",
+    title="Noise across steps",
+    failed_title="Noise repeats between steps",
+    meaning="The same noise is added in several steps, so subtracting one step from another "
+    "removes it.",
+    look_at="a generator that is seeded or restored between steps",
+    topic="Fresh randomness",
+    weight=74,
+    group="reuse",
+    needs="no reading was compared with one of an earlier step",
+    each=True,
+    always=True,
+    doubtful=True,
+    fine="no noise recurs at a later step",
+    message=lambda seen: (
+        "readings of different steps differ by less than independent noise of the claimed size "
+        f"makes them: as if the noise recurred {_period(seen)}"
+    ),
+    reads="steps",
+    statistic=ReuseCheck,
+)
+REUSE_BROADCAST = dataclasses.replace(
+    REUSE_LAG,
+    name="reuse.broadcast",
+    title="Noise across coordinates",
+    failed_title="Coordinates share one noise value",
+    meaning="Many coordinates of a step share one draw, so their differences have no noise.",
+    look_at=ONE_VALUE.look_at,
+    # With a tenth of the significance, two steps of shared noise are enough (median of runs).
+    weight=113,
+    needs="no readings of one step were compared with each other",
+    fine="coordinates of a step have independent noise",
+    message="the coordinates of a step differ by less than independent noise makes them",
+    reads=None,
+    statistic=None,
+)
+
+REUSE_PAIR = dataclasses.replace(
+    REUSE_BROADCAST,
+    name="reuse.pair",
+    title="Noise across tensors",
+    failed_title="Tensors share their noise",
+    meaning="Two tensors get the same draw, so their difference has no noise.",
+    look_at=ONE_KEY.look_at,
+    weight=63,
+    needs="no readings of two tensors were compared with each other",
+    fine="tensors have independent noise",
+    message="tensors differ by less than independent noise makes them",
+)
 
 
 # --- Check that no earlier step's noise recurs: `reuse.recurrence`.
-
-RECURRENCE = dataclasses.replace(
-    REUSE_LAG,
-    name="reuse.recurrence",
-    finds="noise that recurs at irregular steps, as from few seeds, or depends on that of earlier "
-    "steps otherwise than is claimed",
-    title="Noise of distant steps",
-    failed_title="Noise repeats at irregular steps",
-    meaning="The noise of a step equals that of an earlier step, as if drawn from few seeds, or "
-    "depends on it.",
-    look_at="Check how seeds are chosen: all noise must come from one generator that is seeded "
-    "once.",
-    topic="Fresh randomness",
-    # One or two steps show recurring noise, with enough evidence for a small share.
-    weight=8,
-    needs="no step's entries were read between its noise and its update",
-    private=True,
-    fine="no step's noise repeats that of an earlier step",
-    reads="readings",
-    init=lambda _, significance: NoiseRecurrence(significance),
-)
-
 
 #: Below this share of the variance that is left, the best forecast explains part of the noise.
 EXPLAINED = 0.97
@@ -226,20 +216,14 @@ EXPLAINED = 0.97
 _SAME_SIGNS = 0.98
 #: Log e-value at which a step's noise surely recurred, and how many of these steps are kept.
 _CERTAIN, _RETURNS = 20.0, 8
-#: Name of a fault that several checks report.
-CORRELATED_OVER_STEPS = "noise_correlated_over_steps"
 
 
-class NoiseRecurrence:
-    """Statistic of `reuse.recurrence`: differences from earlier steps, and signs at fixed lags.
+class NoiseRecurrence(Statistic):
+    """Statistic of `reuse.recurrence`: differences from earlier steps, and signs at fixed lags."""
 
-    Args:
-        significance: of the whole run.
-    """
-
-    def __init__(self, significance: float) -> None:
+    def begin(self, header: RecordHeader) -> None:
+        """Set the empty statistic."""
         self._past, self._signs, self._bet = NoisePast(), LagSigns(), SingleStepBet()
-        self._test = RECURRENCE.test(significance)
         #: Distances, in steps, at which a step's noise surely recurred; at most `_RETURNS`.
         self._returned: list[int] = []
         # The earlier and the later step that differ least until the test flags.
@@ -257,97 +241,75 @@ class NoiseRecurrence:
         if log_e >= _CERTAIN and self._past.sign > 0 and len(self._returned) < _RETURNS:
             self._returned.append(step - earlier)
         self._bet.update(log_e)
-        before = self._test.violated
+        before = self.test.violated
         both = [float(self._bet.log_e), self._signs.log_e]
-        self._test.update(float(log_mean_exp(both)), step)
-        flags = self._test.violated and not before
+        self.test.update(float(log_mean_exp(both)), step)
+        flags = self.test.violated and not before
         if flags or (not before and age and log_e > self._pair_log_e):
             self._pair, self._pair_log_e = (earlier, step), log_e
             self._difference_ratio = self._past.difference_ratio
 
-    def result(self, lack: str) -> CheckResult:
-        """Return the check's result; ``lack`` is the reason why the latest step shows no noise."""
-        (earlier, later), violated = self._pair, self._test.violated
+    def evidence(self) -> dict[str, Any]:
+        """Return the steps with the same noise, or the lag at which noise depends on noise."""
+        violated, agreement = self.test.violated, self._signs.agreement
         evidence: dict[str, Any] = {
-            "steps": [earlier, later] if violated else [],
+            "steps": [*self._pair] if violated else [],
             "distances": self._returned if violated else [],
             "difference_ratio": self._difference_ratio if violated else None,
         }
-        wrong = (
-            f"readings of step {later + 1} differ from those of step {earlier + 1} by less than "
-            "independent noise of the claimed size makes them: as if the noise recurred"
-        )
-        advice = (
-            "look for a generator that is re-seeded from few seeds, or restored, and draw all "
-            "noise from one generator that is seeded once"
-        )
-        lag, agreement = self._signs.lag, self._signs.agreement
         # Half of the stake is on the signs; if nearly all agree, it is the same noise.
-        if self._signs.log_e - math.log(2.0) >= self._test.threshold and agreement < _SAME_SIGNS:
-            wrong = (
-                f"the noise of a step depends on that of {lag} step{'s' * (lag > 1)} before: "
-                f"{agreement:.0%} of its signs agree, and 50% would agree by chance"
-            )
-            advice = (
-                "draw the noise of each step independently; if it is correlated by design, state "
-                "its coefficients as PrivacyClaim(noise_coefficients=...), and draw it with the "
-                "stated coefficients"
-            )
-            evidence |= {"lag": lag, "agreement": agreement}
-        return RECURRENCE.result(self._test, RECURRENCE.fine, wrong, advice, evidence, lack)
+        if self._signs.log_e - math.log(2.0) >= self.test.threshold and agreement < _SAME_SIGNS:
+            evidence |= {"lag": self._signs.lag, "agreement": agreement}
+        return evidence
+
+
+def _recurred(seen: Mapping[str, Any]) -> str:
+    if (lag := seen.get("lag")) is not None:
+        return (
+            f"the noise of a step depends on that of {lag} step{'s' * (lag > 1)} before: "
+            f"{seen['agreement']:.0%} of its signs agree, and 50% would agree by chance"
+        )
+    earlier, later = seen["steps"]
+    return (
+        f"readings of step {later + 1} differ from those of step {earlier + 1} by less than "
+        "independent noise of the claimed size makes them: as if the noise recurred"
+    )
+
+
+RECURRENCE = dataclasses.replace(
+    REUSE_LAG,
+    name="reuse.recurrence",
+    title="Noise of distant steps",
+    failed_title="Noise repeats at irregular steps",
+    meaning="The noise of a step equals that of an earlier step, as if drawn from few seeds, or "
+    "depends on it.",
+    look_at="how seeds are chosen: all noise must come from one generator that is seeded once, and "
+    "not from few seeds or a state that is restored; and, if the noise is correlated by design, "
+    "`PrivacyClaim(noise_coefficients=...)`",
+    # One or two steps show recurring noise, with enough evidence for a small share.
+    weight=8,
+    needs="no step's entries were read between its noise and its update",
+    private=True,
+    fine="no step's noise repeats that of an earlier step",
+    message=_recurred,
+    reads="readings",
+    statistic=NoiseRecurrence,
+)
 
 
 # --- Check that earlier noise does not predict the noise of a step: `reuse.forecast`.
-
-REUSE_FORECAST = dataclasses.replace(
-    RECURRENCE,
-    name="reuse.forecast",
-    weight=5,
-    finds="noise that depends on that of earlier steps: in part, with opposite sign, or so that "
-    "it cancels",
-    title="Noise given earlier noise",
-    failed_title="Noise depends on earlier noise",
-    meaning="Part of a step's noise can be computed from the noise of earlier steps, and then be "
-    "subtracted.",
-    look_at="Check what is kept of the noise between steps (momentum, sums, buffers); if the "
-    "correlation is intended, state `PrivacyClaim(noise_coefficients=...)`.",
-    topic="Fresh randomness",
-    needs="no step's noise was read after that of an earlier step",
-    fine="the noise of earlier steps does not predict that of a step",
-    faults=(
-        FaultRule(
-            CORRELATED_OVER_STEPS,
-            "noise correlated over steps: the noise of a step depends on that of earlier steps, "
-            "otherwise than is claimed",
-            "what keeps noise from step to step and adds it again: a momentum, a running sum, a "
-            "buffer or a generator that is restored; and, if the noise is correlated by design, "
-            "whether PrivacyClaim(noise_coefficients=...) states the weights of the draws",
-            headline="The noise depends on that of earlier steps",
-            rank=0.5,
-            explains_groups=("reuse", "channel", "leakage"),
-            applies=lambda seen: seen["left"] < EXPLAINED,
-        ),
-    ),
-    reads="readings",
-    init=lambda _, significance: NoiseForecast(significance),
-)
-
 
 #: The test looks at each step before number `_EACH`, and at every `_LATER`-th step after them.
 _EACH, _LATER = 20, 4
 
 
-class NoiseForecast:
-    """Statistic of `reuse.forecast`: forecasts of a step's noise from earlier steps.
+class NoiseForecast(Statistic):
+    """Statistic of `reuse.forecast`: forecasts of a step's noise from earlier steps."""
 
-    Args:
-        significance: of the whole run.
-    """
-
-    def __init__(self, significance: float) -> None:
+    def begin(self, header: RecordHeader) -> None:
+        """Set the empty statistic."""
         self._past = LatestNoise()
         self._bet = ForecastBet()
-        self._test = REUSE_FORECAST.test(significance)
 
     def update(self, seen: Observation) -> None:
         """Update with a step's readings."""
@@ -355,70 +317,57 @@ class NoiseForecast:
         self._bet.update(self._past.before(step, len(readings)), readings)
         self._past.add(readings, step)
         if self._bet.compared and (step < _EACH or step % _LATER == 0):
-            self._test.update(self._bet.log_e, step)
+            self.test.update(self._bet.log_e, step)
 
-    def result(self, lack: str) -> CheckResult:
-        """Return the check's result; ``lack`` is the reason why no noise was read."""
+    def evidence(self) -> dict[str, Any]:
+        """Return the best forecast, and what it leaves of the noise."""
         lag, coefficient = self._bet.best
-        by = f"the noise of {lag} steps before" if lag > 1 else "the noise of the step before"
-        by = by if lag else "the sum of all noise so far"
-        return REUSE_FORECAST.result(
-            self._test,
-            REUSE_FORECAST.fine,
-            "forecasts from earlier steps leave less than the claimed noise: the best forecast is "
-            f"{coefficient:.2g} times {by}, and leaves {self._bet.left:.0%} of the variance",
-            "draw all noise from one generator that is seeded once, and add each draw to one step "
-            "only, without any part of earlier draws",
-            {
-                "lag": lag,
-                "coefficient": coefficient,
-                "left": self._bet.left,
-                "ratio": self._bet.ratio,
-            },
-            lack,
-        )
+        return {
+            "lag": lag,
+            "coefficient": coefficient,
+            "left": self._bet.left,
+            "ratio": self._bet.ratio,
+        }
+
+
+def _foretold(seen: Mapping[str, Any]) -> str:
+    lag = seen["lag"]
+    by = f"the noise of {lag} steps before" if lag > 1 else "the noise of the step before"
+    by = by if lag else "the sum of all noise so far"
+    return (
+        "forecasts from earlier steps leave less than the claimed noise: the best forecast is "
+        f"{seen['coefficient']:.2g} times {by}, and leaves {seen['left']:.0%} of the variance"
+    )
+
+
+_EXPLAINS: tuple[Group, ...] = ("reuse", "channel", "leakage")
+
+REUSE_FORECAST = dataclasses.replace(
+    RECURRENCE,
+    name="reuse.forecast",
+    weight=5,
+    title="Noise given earlier noise",
+    failed_title="Noise depends on earlier noise",
+    meaning="Part of a step's noise can be computed from the noise of earlier steps, and then be "
+    "subtracted.",
+    look_at=CORRELATED_OVER_STEPS.look_at,
+    needs="no step's noise was read after that of an earlier step",
+    fine="the noise of earlier steps does not predict that of a step",
+    message=_foretold,
+    faults=(
+        CORRELATED_OVER_STEPS.rule(0.5, _EXPLAINS, applies=lambda seen: seen["left"] < EXPLAINED),
+    ),
+    statistic=NoiseForecast,
+)
 
 
 # --- Check that a resumed training does not repeat the noise of its first steps: `reuse.resume`.
-
-NOISE_RESTARTED = Check(
-    "reuse.resume",
-    "a seeded noise generator that restarts when the training is resumed",
-    title="Noise after a resume",
-    failed_title="Noise restarts on resume",
-    meaning="When the training was resumed, the noise generator started again and repeated the "
-    "noise of the first steps.",
-    look_at="Check what seeds the noise generator before a resume, and whether its state is saved "
-    "and restored.",
-    topic="Fresh randomness",
-    weight=2,
-    needs="the first steps of the training, or those after the resume, were not read",
-    each=True,
-    private=True,
-    fine="the noise did not restart when the training was resumed",
-    faults=(
-        FaultRule(
-            "noise_restarted",
-            "noise re-used: a seeded generator restarted when the training was resumed",
-            "what seeds the noise before a resume: leave seed_everything out there, give it "
-            "a different seed than at the start, draw the noise with "
-            "PrivacyEngine(secure_mode=True), which no seed determines, or save the state: "
-            "checkpoint['rng'] = torch.get_rng_state() in on_save_checkpoint, "
-            "torch.set_rng_state(checkpoint['rng']) in on_load_checkpoint (of a noise_generator: "
-            "its get_state and set_state)",
-            headline="The noise starts again when the training is resumed",
-            rank=-5,
-            explains=(REUSE_LAG.name, RECURRENCE.name),
-        ),
-    ),
-)
-
 
 #: Number of first steps that are compared, of the training and of each resumed segment.
 COMPARED = 3
 
 
-class NoiseRestart:
+class NoiseRestart(Statistic):
     r"""Statistic of `reuse.resume`: compares the first steps of a segment and of the training.
 
     A checkpoint holds what the first steps released. It holds no state of the noise generator, from
@@ -430,13 +379,10 @@ class NoiseRestart:
       least as large as the noise, for any data (`noise_log_e`);
     * if the present noise is known without the data, its products with the earlier release are
       symmetric about zero (`product_log_e`), for any size of the earlier data.
-
-    Args:
-        significance: of the whole run.
     """
 
-    def __init__(self, significance: float) -> None:
-        self._test = NOISE_RESTARTED.test(significance)
+    def begin(self, header: RecordHeader) -> None:
+        """Set the empty statistic."""
         #: What the first steps of the training released, by step number, ``[n]`` each.
         self.first: dict[int, FloatArray] = {}
         self._resumed_at: int | None = None
@@ -465,35 +411,70 @@ class NoiseRestart:
         products = 0.0 if noise is None else float(product_log_e(noise * then))
         together = [float(noise_log_e(len(gap), gap @ gap)), products]
         self._log_e += float(log_mean_exp(np.array(together)))
-        self._test.update(self._log_e, step)
+        self.test.update(self._log_e, step)
 
     @property
     def resumed(self) -> bool:
         """Whether the training was resumed, so that there is a result."""
         return self._resumed_at is not None
 
-    def result(self, lack: str) -> CheckResult:
-        """Return the check's result; ``lack`` is the reason why the latest step shows no noise."""
-        return NOISE_RESTARTED.result(
-            self._test,
-            NOISE_RESTARTED.fine,
-            "the first noise after the resume repeats that of the first steps of the training: the "
-            "noise generator restarted in the same state",
-            "do not seed the noise, or save the generator's state in the checkpoint and restore it",
-            {},
-            lack,
-        )
+
+NOISE_RESTARTED = Check(
+    "reuse.resume",
+    title="Noise after a resume",
+    failed_title="Noise restarts on resume",
+    meaning="When the training was resumed, the noise generator started again and repeated the "
+    "noise of the first steps.",
+    look_at="what seeds the noise before a resume: leave seed_everything out there, give it a "
+    "different seed than at the start, draw the noise with PrivacyEngine(secure_mode=True), which "
+    "no seed determines, or save the state: checkpoint['rng'] = torch.get_rng_state() in "
+    "on_save_checkpoint, torch.set_rng_state(checkpoint['rng']) in on_load_checkpoint (of a "
+    "noise_generator: its get_state and set_state)",
+    topic="Fresh randomness",
+    weight=2,
+    needs="the first steps of the training, or those after the resume, were not read",
+    each=True,
+    private=True,
+    fine="the noise did not restart when the training was resumed",
+    message="the first noise after the resume repeats that of the first steps of the training: the "
+    "noise generator restarted in the same state",
+    faults=(
+        Fault(
+            "noise_restarted",
+            "The noise starts again when the training is resumed",
+            "noise re-used: a seeded generator restarted when the training was resumed",
+        ).rule(-5, explains=(REUSE_LAG.name, RECURRENCE.name)),
+    ),
+)
 
 
 # --- Rules that name the likely fault if noise is re-used within a step or over steps.
 
-#: Headlines of the faults that no check names alone.
-HEADLINES = {
-    "noise_repeated_in_step": "Noise repeats within a step",
-    "same_noise_at_every_step": "The same noise is added at every step",
-    "same_noise_in_every_epoch": "The same noise is added in every epoch",
-    "noise_in_a_cycle": "The noise repeats in a cycle",
-}
+REPEATED_IN_STEP = Fault(
+    "noise_repeated_in_step",
+    "Noise repeats within a step",
+    "noise re-used within a step",
+    "whether each tensor draws its own noise, in its own shape: no seed or key may serve several "
+    "tensors, and no value may be broadcast",
+)
+AT_EVERY_STEP = Fault(
+    "same_noise_at_every_step",
+    "The same noise is added at every step",
+    "noise re-used: the same noise is added at every step",
+    "whether a generator is seeded in each step",
+)
+IN_EVERY_EPOCH = Fault(
+    "same_noise_in_every_epoch",
+    "The same noise is added in every epoch",
+    "noise re-used: the same noise is added in every epoch",
+    "whether an epoch's start seeds the generator",
+)
+IN_A_CYCLE = Fault(
+    "noise_in_a_cycle",
+    "The noise repeats in a cycle",
+    "noise re-used: the same noise is added again after some steps",
+    "what seeds or restores a generator after that number of steps",
+)
 #: A residual below this multiple of the plain one is evidence for re-used noise, not small noise.
 _REUSE_GAIN = 0.7
 #: The same for noise whose size is known without the data.
@@ -501,7 +482,6 @@ _FRESH = 0.9
 #: Largest ratio of readings to the claim at which they contain no data; coefficient of earlier
 #: noise in such readings from which on it is the same noise.
 _ALONE, _WHOLE = 1.05, 0.85
-_SEEDED_AFTER = "what seeds or restores a generator after that number of steps"
 #: Number of recurrences at one distance from which on the noise recurs in a cycle.
 _IN_A_ROW = 3
 
@@ -542,31 +522,19 @@ def reuse_is_seen(case: Case, monitor: AuditMonitor, name: str) -> bool:
     added = math.inf if whole is None else whole.evidence.get("added_ratio", math.inf)
     if monitor.reuse.lag_ratio() / math.sqrt(2.0) >= _FRESH * added:
         return False  # independent noise of the added size explains it
-    noise_at = monitor.witness_noise.pooled.violated_at
-    lag_at = monitor.reuse.evidence[name].violated_at
+    noise_at = monitor.witness_noise.test.violated_at
+    lag_at = monitor.reuse.test.violated_at
     first = noise_at is None or (lag_at is not None and lag_at < noise_at)
     return first or _comes_back_regularly(monitor)
 
 
 def _shared(case: Case, monitor: AuditMonitor, finding: str) -> Candidate:
-    name, sentence, look_at = {
-        REUSE_BROADCAST.name: (
-            "one_value_for_all_coordinates",
-            "one noise value is shared by all coordinates of a step",
-            "the shape that the noise is drawn with: it must be that of the gradient",
-        ),
-        REUSE_PAIR.name: (
-            "one_key_for_all_tensors",
-            "one noise key is used for several tensors",
-            "whether one seed or key serves all tensors of a step, or two processes' shards",
-        ),
-    }[finding]
+    fault = {REUSE_BROADCAST.name: ONE_VALUE, REUSE_PAIR.name: ONE_KEY}[finding]
     evidence = {"residual_ratio": monitor.reuse.residual_ratio(finding)}
-    sentence = f"noise re-used: {sentence}"
     # One draw per step may be small for many steps; with one key, pairs of coordinates cancel.
     entailed = case.sizes if finding == REUSE_BROADCAST.name else (NOISE_CANARY.name,)
     explains = (*group("reuse"), *entailed, *case.beyond)
-    return case.candidate(name, finding, sentence, look_at, evidence, explains=explains)
+    return case.candidate(fault, finding, evidence=evidence, explains=explains)
 
 
 def _repeated(case: Case, monitor: AuditMonitor) -> Candidate | None:
@@ -576,22 +544,18 @@ def _repeated(case: Case, monitor: AuditMonitor) -> Candidate | None:
     if RECURRENCE.name in case.violated and not _comes_back_regularly(monitor):
         return None
     in_epochs = reuse.lag > reuse.lags
+    fault = IN_A_CYCLE if reuse.lag > 1 else AT_EVERY_STEP
     if in_epochs:
-        name, look_at = "same_noise_in_every_epoch", "whether an epoch's start seeds the generator"
-    elif reuse.lag == 1:
-        name, look_at = "same_noise_at_every_step", "whether a generator is seeded in each step"
-    else:
-        name, look_at = "noise_in_a_cycle", _SEEDED_AFTER
+        fault = IN_EVERY_EPOCH
     # The centre of a coordinate learns the mean of a cycle's noise; this is the ratio that is left.
     left = math.sqrt(1.0 - 1.0 / reuse.lag)
     quiet = monitor.witness_noise.smallest_ratio
     entailed = case.sizes if not in_epochs and quiet >= 0.9 * left else ()
     evidence = {"difference_ratio": reuse.lag_ratio() / math.sqrt(2.0)}
     return case.candidate(
-        name,
+        fault,
         finding,
         f"noise re-used: the same noise is added {reuse.period}",
-        look_at,
         evidence if in_epochs else {"lag": reuse.lag, **evidence},
         explains=(*group("reuse"), *entailed, *case.beyond),
     )
@@ -615,9 +579,7 @@ def _dependent(case: Case) -> Candidate | None:
     finding = REUSE_FORECAST.name
     if not _in_part(case) or case.violated[finding].evidence["ratio"] < 1.0 / _ALONE:
         return None
-    (rule,) = REUSE_FORECAST.faults
-    explains = case.of_noise
-    return case.candidate(rule.name, finding, rule.sentence, rule.look_at, explains=explains)
+    return case.candidate(CORRELATED_OVER_STEPS, finding, explains=case.of_noise)
 
 
 def _comes_back_regularly(monitor: AuditMonitor) -> bool:
@@ -642,10 +604,7 @@ def _correlated(case: Case) -> Candidate | None:
     return case.candidate(
         CORRELATED_OVER_STEPS,
         finding,
-        REUSE_FORECAST.faults[0].sentence,
-        "how the noise of a step is computed from draws of earlier steps, and whether "
-        "PrivacyClaim(noise_coefficients=...) states the weights of these draws",
-        {"lag": seen["lag"], "agreement": seen["agreement"]},
+        evidence={"lag": seen["lag"], "agreement": seen["agreement"]},
         explains=case.of_noise,
     )
 
@@ -660,23 +619,17 @@ def _recurring(case: Case, monitor: AuditMonitor) -> Candidate | None:
     explains = (*group("reuse"), *case.beyond)
     if len(distances) >= _IN_A_ROW and len(set(distances)) == 1:
         return case.candidate(
-            "noise_in_a_cycle",
+            IN_A_CYCLE,
             finding,
             f"noise re-used: the same noise is added again after {distances[0]} steps",
-            _SEEDED_AFTER,
             {"lag": distances[0]},
             explains=explains,
         )
-    return case.candidate(
-        "few_seeds",
-        finding,
-        "noise re-used: the noise comes back at irregular steps, as from few seeds"
-        if len(distances) != 1
-        else "noise re-used: the noise of an earlier step comes back, as from few seeds or a "
-        "generator that starts again",
-        "how the noise is seeded: whether seeds are drawn from a small range, or from the clock",
-        explains=explains,
+    once = (
+        "noise re-used: the noise of an earlier step comes back, as from few seeds or a generator "
+        "that starts again"
     )
+    return case.candidate(FEW_SEEDS, finding, once * (len(distances) == 1), explains=explains)
 
 
 def _recurs(case: Case, monitor: AuditMonitor, finding: str) -> bool:
@@ -699,16 +652,12 @@ def _recurs(case: Case, monitor: AuditMonitor, finding: str) -> bool:
 # --- Check that entries of a step do not share their noise: `reuse.entries`.
 
 
-class SharedEntries:
-    """Statistic of `reuse.entries`: finds entries of a step that have the noise of other entries.
+class SharedEntries(Statistic):
+    """Statistic of `reuse.entries`: entries of a step that have the noise of other entries."""
 
-    Args:
-        significance: of the whole run.
-    """
-
-    def __init__(self, significance: float) -> None:
+    def begin(self, header: RecordHeader) -> None:
+        """Set the empty statistic."""
         self._past = AlikeBet()
-        self._test = REUSE_ENTRIES.test(significance)
         self._found: dict[str, Any] = {"left": 1.0, "distance": 0, "mirror": 0}
 
     def update(self, seen: Observation) -> None:
@@ -717,54 +666,32 @@ class SharedEntries:
         if seen.block is None:
             return
         bet.update(seen.block)
-        before = self._test.log_e
-        self._test.update(bet.log_e, seen.step)
-        if self._test.log_e > before:
+        before = self.test.log_e
+        self.test.update(bet.log_e, seen.step)
+        if self.test.log_e > before:
             self._found = {"left": bet.left, "distance": bet.distance, "mirror": bet.mirror}
 
-    def result(self, lack: str) -> CheckResult:
-        """Return the check's result; ``lack`` is the reason why no noise was read."""
-        return REUSE_ENTRIES.result(
-            self._test,
-            REUSE_ENTRIES.fine,
-            "entries of a step differ by less than independent noise makes them: as if draws "
-            f"were tiled, mirrored or repeated (at distance {self._found['distance']}, or about "
-            f"half of {self._found['mirror']})",
-            "look for a noise drawn with too small a shape and repeated, tiled, flipped or "
-            "expanded to that of the gradient",
-            self._found,
-            lack,
-        )
+    def evidence(self) -> dict[str, Any]:
+        """Return which entries share noise, and what is left of it."""
+        return self._found
 
 
 REUSE_ENTRIES = dataclasses.replace(
     RECURRENCE,
     name="reuse.entries",
     weight=5,
-    finds="entries of a step that share their noise: tiled, mirrored, repeated along an axis",
     title="Repeats within one step",
     failed_title="Noise is tiled or mirrored",
     meaning="Entries of a step share noise that is tiled, mirrored or repeated, so combinations of "
     "them have no noise.",
-    look_at="Check the shape that the noise is drawn with, and whether it is repeated, mirrored or "
-    "rolled to that of the gradient.",
-    topic="Fresh randomness",
+    look_at=NUMBERS_TWICE.look_at,
     needs="no step's whole tensors were read together with their clipped sums",
     fine="no entries of a step share their noise",
-    faults=(
-        FaultRule(
-            "noise_numbers_twice",
-            "noise re-used: several entries of one step's noise have the same numbers",
-            "the shape that the noise is drawn with, and whether it is repeated, mirrored or "
-            "rolled to that of the gradient",
-            headline="Several entries of a step get the same noise",
-            rank=0.6,
-            explains_groups=("reuse", "channel", "leakage"),
-            applies=lambda seen: seen["left"] < EXPLAINED,
-        ),
-    ),
+    message="entries of a step differ by less than independent noise makes them: as if draws were "
+    "tiled, mirrored or repeated (at distance {distance}, or about half of {mirror})",
+    faults=(NUMBERS_TWICE.rule(0.6, _EXPLAINS, applies=lambda seen: seen["left"] < EXPLAINED),),
     reads="noise",
-    init=lambda _, significance: SharedEntries(significance),
+    statistic=SharedEntries,
 )
 
 
@@ -787,12 +714,10 @@ def repeated_in_step(case: Case) -> list[Candidate]:
     ):
         return []
     found = case.candidate(
-        "noise_repeated_in_step",
+        REPEATED_IN_STEP,
         case.first_of(case.sizes) or NOISE_SHAPE.name,
         f"noise re-used within a step: {share:.0%} of the values that are read occur at another "
         "entry, too",
-        "whether each tensor draws its own noise, in its own shape: no seed or key may serve "
-        "several tensors, and no value may be broadcast",
         {"repeated": share},
         explains=(*case.sizes, *case.beyond),
     )
@@ -804,15 +729,7 @@ def noise_of_another_shape(case: Case) -> list[Candidate]:
     seen = case.violated.get(NOISE_SHAPE.name)
     if case.monitor is None or seen is None or repeated_in_step(case) or _of_few_entries(case):
         return []
-    found = case.candidate(
-        "noise_of_another_shape",
-        NOISE_SHAPE.name,
-        "noise of another shape: its standard deviation is right and its distribution is not the "
-        "normal one that the accountant assumes",
-        "which distribution the noise is drawn from, and whether it is rounded, clipped or cast to "
-        "a type of low precision afterwards",
-    )
-    return [found]
+    return [case.candidate(ANOTHER_SHAPE, NOISE_SHAPE.name)]
 
 
 def _of_few_entries(case: Case) -> bool:
@@ -835,38 +752,32 @@ def noise_shared_result(shared: bool) -> CheckResult:
     Args:
         shared: whether the noise generators of two of them started in the same state.
     """
-    return NOISE_SHARED.judged(
-        {"shared": shared},
-        NOISE_SHARED.fine,
-        "the noise generators of two private optimizers started in the same state, so both add "
-        "the same noise to their gradients",
-        "do not seed the noise, or give all optimizers one generator",
-    )
+    return NOISE_SHARED.judged({"shared": shared})
 
 
 NOISE_SHARED = Check(
     "reuse.optimizers",
-    "the noise generators of two private optimizers started in the same state",
     title="Noise of several optimizers",
     failed_title="Optimizers share their noise",
     meaning="The noise generators of two private optimizers started in the same state, so both add "
     "the same noise.",
-    look_at="Check where the noise generators of the optimizers are seeded.",
+    look_at="where the noise generators of the optimizers are seeded: leave the noise unseeded, or "
+    "give all optimizers one generator",
     topic="Fresh randomness",
     always=True,
     optimizers=2,
     wrong=lambda seen: seen["shared"] is not False,
     private=True,
     fine="the noise generator of every optimizer started in its own state",
+    message="the noise generators of two private optimizers started in the same state, so both add "
+    "the same noise to their gradients",
     public=("shared",),
     faults=(
-        FaultRule(
+        Fault(
             "noise_shared_by_optimizers",
+            "Two optimizers draw the same noise",
             "noise re-used: the generators of two optimizers started in the same state",
-            "where the generators of the optimizers are seeded",
-            headline="Two optimizers draw the same noise",
-            rank=-3,
-        ),
+        ).rule(-3),
     ),
 )
 

@@ -7,125 +7,100 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_audit.checks.check import Check, FaultRule
-from lightning_audit.checks.noise import BATCH_NORMALISED
+from lightning_audit.checks.check import Check, Fault, Group
+from lightning_audit.checks.noise import BATCH_NORMALISED, DIVIDED_BY_BATCH
 from lightning_audit.checks.replay_findings import Finding, Reason, not_asked, unanswered
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE, NoiseLog, NoiseLook
 from lightning_audit.results.audit_report import CheckResult
 
 # --- The checks by replay: tests of the definition of DP-SGD on the user's own step.
 
-#: What to look at in the code, by clipping fault.
-CLIPPING_ADVICE = {
-    "clip_after_average": "where gradients are summed or averaged: each sample's gradient must be "
-    "clipped before that, by its own norm",
-    "no_clipping": "whether the step that clips per-sample gradients runs at all, and whether what "
-    "it returns is what is summed",
-    "clipping_norm_too_large": "whether gradients are clipped to the max_grad_norm that the "
-    "accountant and the noise use",
-    "clip_per_tensor": "whether a sample's norm is taken over all tensors together; if L tensors "
-    "are clipped separately, each must be clipped to max_grad_norm / sqrt(L)",
-    "clipping_misses_tensors": "whether the norm by which a sample is clipped is taken over all "
-    "trainable tensors",
-    "clipping_norm_of_the_batch": "what the clipping norm of a step is computed from: a median, "
-    "mean or quantile of the batch's own norms is private; clip at max_grad_norm, or use Opacus' "
-    "adaptive clipping, which adds noise to its counts",
-    "parts_count_differently": "where the clipped sums of the parts are added up: a sum that "
-    "shares its memory with p.grad, that is added twice, or that is not set to zero after the step",
-    "record_counts_twice": "whether views, augmentations or time steps of a record, or a layer "
-    "that is used several times, give per-sample gradients that are clipped separately",
-}
-
-
-def _told(kind: str, name: str, headline: str, sentence: str) -> FaultRule:
-    """Return the rule of a clipping fault that a few more replays distinguish from others."""
-    return FaultRule(
-        name,
-        sentence,
-        CLIPPING_ADVICE[name],
-        headline=headline,
-        rank=0.55,
-        explains_groups=("replay", "clipping", "leakage"),
-        applies=lambda seen: seen.get("kind") == kind,
-    )
-
-
-#: Division by the records at hand, which a few more replays show, or the state after a step.
-_DIVIDED = dataclasses.replace(
-    BATCH_NORMALISED.faults[0],
-    rank=0.52,
-    explains_groups=(*BATCH_NORMALISED.faults[0].explains_groups, "replay"),
-    applies=lambda seen: seen.get("kind") == "divisor",
-)
-
-#: A fault that canaries can show as well has the same name there.
-OF_CLIPPING = (
-    _DIVIDED,
-    _told(
-        "sum",
+#: Faults of clipping by their kind, which canaries or a few more replays show.
+CLIPPING: Mapping[str, Fault] = {
+    "sum": Fault(
         "clip_after_average",
         "The mean of the batch is clipped instead of each gradient",
         "clipping after averaging: the batch's mean gradient is clipped, not each sample's "
         "gradient before the sum",
+        "where gradients are summed or averaged: each sample's gradient must be clipped before "
+        "that, by its own norm",
     ),
-    _told(
-        "none",
+    "none": Fault(
         "no_clipping",
         "Gradients are not clipped",
         "no clipping: gradients pass with their full norm",
+        "whether the step that clips per-sample gradients runs at all, and whether what it returns "
+        "is what is summed",
     ),
-    _told(
-        "norm",
+    "norm": Fault(
         "clipping_norm_too_large",
         "Gradients are clipped at more than `max_grad_norm`",
         "clipping norm too large: gradients are clipped at more than max_grad_norm",
+        "whether gradients are clipped to the max_grad_norm that the accountant and the noise use",
     ),
-    _told(
-        "tensors",
+    "tensors": Fault(
         "clip_per_tensor",
         "Each tensor is clipped separately",
         "clipping per tensor: each tensor is clipped to max_grad_norm separately",
+        "whether a sample's norm is taken over all tensors together; if L tensors are clipped "
+        "separately, each must be clipped to max_grad_norm / sqrt(L)",
     ),
-    _told(
-        "some",
+    "some": Fault(
         "clipping_misses_tensors",
         "Clipping leaves some tensors out",
         "clipping misses some tensors: gradients in them pass with their full norm, and those in "
         "others are clipped",
+        "whether the norm by which a sample is clipped is taken over all trainable tensors",
     ),
-    _told(
-        "batch",
+    "batch": Fault(
         "clipping_norm_of_the_batch",
         "The clipping norm depends on the batch",
         "clipping norm made of the batch: the norm at which a gradient is clipped depends on the "
         "other gradients of its batch, and grows with them",
+        "what the clipping norm of a step is computed from: a median, mean or quantile of the "
+        "batch's own norms is private; clip at max_grad_norm, or use Opacus' adaptive clipping, "
+        "which adds noise to its counts",
     ),
-    _told(
-        "parts",
+    "parts": Fault(
         "parts_count_differently",
         "Parts of a split batch count differently",
         "parts of a split batch count differently: a record adds more in one of them than in "
         "another",
+        "where the clipped sums of the parts are added up: a sum that shares its memory with "
+        "p.grad, that is added twice, or that is not set to zero after the step",
     ),
-    _told(
-        "rows",
+    "rows": Fault(
         "record_counts_twice",
         "One record counts more than once in a step",
         "a record counts more than once: several per-sample gradients are computed from it, and "
         "clipped separately",
+        "whether views, augmentations or time steps of a record, or a layer that is used several "
+        "times, give per-sample gradients that are clipped separately",
     ),
+}
+_EXPLAINS: tuple[Group, ...] = ("replay", "clipping", "leakage")
+#: Division by the records at hand, which a few more replays show, or the state after a step.
+_DIVIDED = DIVIDED_BY_BATCH.rule(
+    0.52,
+    ("clipping", "reuse", "leakage", "replay"),
+    "kind",
+    "divisor",
+    explains=BATCH_NORMALISED.faults[0].explains,
+)
+#: A fault that canaries can show as well has the same name there.
+OF_CLIPPING = (
+    _DIVIDED,
+    *(fault.rule(0.55, _EXPLAINS, "kind", kind) for kind, fault in CLIPPING.items()),
 )
 
 REPLAY_SENSITIVITY = Check(
     "replay.sensitivity",
-    "replayed without a record, or with one more, a step's release moves by more than clipping "
-    "allows",
     title="Replay with one record changed",
     failed_title="Replay exceeds the clipping norm",
     meaning="Replaying a step with the same noise, but with one record removed, added or replaced, "
     "moved the released gradient by more than clipping allows.",
-    look_at="Check everything that one record can change between the batch and the noise: "
-    "clipping factors, sums, several rows of one record, losses over the batch.",
+    look_at="everything between the batch and the noise that one record can change: clipping "
+    "factors, sums, several rows of one record, losses over the batch",
     topic="Clipping",
     group="replay",
     always=True,
@@ -135,106 +110,86 @@ REPLAY_SENSITIVITY = Check(
     public=("message",),
     fine="no record that was left out, put in or replaced moves the release by more than clipping "
     "allows",
+    message="one record changes what a step releases by too much ({finding})",
     faults=(
         *(dataclasses.replace(rule, rank=rule.rank + 0.02) for rule in OF_CLIPPING),
-        FaultRule(
+        Fault(
             "one_record_moves_too_much",
+            "One record moves a step by more than the clipping norm",
             "no bounded sensitivity: with the same noise, one record moves what a step releases "
             "by more than the clipping norm",
-            "everything between the batch and the noise that one record can change: clipping "
-            "factors, sums, several rows of one record, losses over the batch",
-            headline="One record moves a step by more than the clipping norm",
-            rank=1,
-            explains_groups=("replay", "clipping", "leakage"),
-        ),
+        ).rule(1, _EXPLAINS),
     ),
 )
 
-REPLAY_CLIPPING = Check(
-    "replay.clipping",
-    "a crafted per-sample gradient adds more to a step's release than the clipping norm",
+REPLAY_CLIPPING = dataclasses.replace(
+    REPLAY_SENSITIVITY,
+    name="replay.clipping",
     title="Clipping of crafted gradients",
     failed_title="Crafted gradients escape clipping",
     meaning="A per-sample gradient that the audit crafted, for example a huge one, added more than "
     "the clipping norm to a replayed step.",
-    look_at="Check the norm that is used for clipping, and whether any rows, sizes or batches are "
-    "exempt from it.",
-    topic="Clipping",
-    group="replay",
-    always=True,
-    wrong=lambda seen: seen["findings"] > 0,
-    blocks=unanswered,
-    private=True,
-    public=("message",),
+    look_at="the norm that is used for clipping, and the rows, sizes and batches that it leaves "
+    "out",
     fine="no crafted gradient adds more than the clipping norm",
+    message="a per-sample gradient adds more than the clipping norm ({finding})",
     faults=(
         *OF_CLIPPING,
-        FaultRule(
+        Fault(
             "some_gradients_not_clipped",
+            "Some gradients escape clipping",
             "clipping that can be passed: some per-sample gradients add more than the clipping "
             "norm, even if those of this batch do not",
-            "the norm that clips, and the rows, sizes and batches that it leaves out",
-            headline="Some gradients escape clipping",
-            rank=2,
-            explains_groups=("clipping", "leakage"),
-        ),
+        ).rule(2, ("clipping", "leakage")),
     ),
 )
 
-REPLAY_RELEASE = Check(
-    "replay.release",
-    "after the same release the training continues differently with a record than without it, or "
-    "records decide whether a step is taken, or its noise_multiplier",
+#: Messages of `replay.release`, by what records decide.
+_DEPENDS = {
+    "": "the state after a step depends on a record in addition to the release ({finding})",
+    "step": "whether a step is taken depends on the records of its batch ({finding})",
+    "noise": "the noise_multiplier of a step depends on records ({finding})",
+}
+
+REPLAY_RELEASE = dataclasses.replace(
+    REPLAY_SENSITIVITY,
+    name="replay.release",
     title="State after a replayed step",
     failed_title="Records leak past the noise",
     meaning="Given the same noisy gradient, the training continues differently with a record than "
     "without it, or records decide whether a step is taken or how much noise it gets.",
-    look_at="Look for state that is computed from raw gradients, inputs or losses: momentum, "
-    "learning rates, skipped steps, `noise_multiplier`, statistics, weights changed elsewhere.",
+    look_at="what is computed from raw gradients, inputs or losses and kept: momentum, learning "
+    "rates, clipping norms, skipped steps, `noise_multiplier`, statistics, weights that are "
+    "changed elsewhere",
     topic="What the update uses",
-    group="replay",
-    always=True,
-    wrong=lambda seen: seen["findings"] > 0,
-    blocks=unanswered,
-    private=True,
     public=("parameters", "message"),  # names, of a violation alone
     fine="after the same release the training continues the same with a record and without it",
+    message=lambda seen: _DEPENDS[seen["decides"]].format(**seen),
     faults=(
         dataclasses.replace(_DIVIDED, rank=0.51),
-        FaultRule(
+        Fault(
             "steps_depend_on_records",
+            "Records decide whether a step is taken",
             "steps are taken or skipped by the records of their batch: whether the weights change "
             "reveals these records without noise, and no accountant counts that",
             "what decides whether optimizer.step() is called: a loss, a gradient or an output must "
             "not; step on every batch, or by the number of batches, steps or epochs",
-            headline="Records decide whether a step is taken",
-            rank=-11,
-            explains_groups=("replay", "leakage"),
-            applies=lambda seen: seen.get("decides") == "step",
-        ),
-        FaultRule(
+        ).rule(-11, ("replay", "leakage"), "decides", "step"),
+        Fault(
             "noise_set_by_records",
+            "Records decide how much noise a step gets",
             "the noise of a step is set by records: noise_multiplier follows a loss or other "
             "values without noise, so the schedule itself reveals them, and no accountant's "
             "epsilon holds",
             "what sets optimizer.noise_multiplier: the number of steps or epochs may, as in "
             "opacus.schedulers, and what was released; a loss of training records must not",
-            headline="Records decide how much noise a step gets",
-            rank=-11,
-            explains=(REPLAY_NOISE.name,),
-            explains_groups=("replay", "leakage"),
-            applies=lambda seen: seen.get("decides") == "noise",
-        ),
-        FaultRule(
+        ).rule(-11, ("replay", "leakage"), "decides", "noise", explains=(REPLAY_NOISE.name,)),
+        Fault(
             "more_than_the_release",
+            "The training uses more than the noisy gradient",
             "more than the release is used: the state after a step depends on a record, "
             "without noise",
-            "what is computed from raw gradients, inputs or losses and kept: momentum, learning "
-            "rates, clipping norms, statistics, weights that are changed elsewhere",
-            headline="The training uses more than the noisy gradient",
-            rank=3,
-            explains_groups=("leakage",),
-        ),
+        ).rule(3, ("leakage",)),
     ),
 )
 
@@ -288,70 +243,46 @@ class Answer:
         return f"{len(self.findings)} of {self.asked}: {worst.describe()}"
 
 
-@dataclass(frozen=True)
-class _Words:
-    """Texts of a check by replay if something was found.
-
-    Args:
-        wrong: the message.
-        advice: what to look at.
-    """
-
-    wrong: str
-    advice: str
-
-
-_WORDS: Mapping[str, tuple[Check, _Words]] = {
-    REPLAY_SENSITIVITY.name: (
-        REPLAY_SENSITIVITY,
-        _Words(
-            "one record changes what a step releases by too much ({finding})",
-            "look at everything between the batch and the noise that one record can change: "
-            "clipping factors, sums, several rows of one record, losses over the batch",
-        ),
-    ),
-    REPLAY_CLIPPING.name: (
-        REPLAY_CLIPPING,
-        _Words(
-            "a per-sample gradient adds more than the clipping norm ({finding})",
-            "look at the norm that clips, and at the rows, sizes and batches that it leaves out",
-        ),
-    ),
-    REPLAY_RELEASE.name: (
-        REPLAY_RELEASE,
-        _Words(
-            "the state after a step depends on a record in addition to the release ({finding})",
-            "look for what is computed from raw gradients, inputs or losses and kept: momentum, "
-            "learning rates, clipping norms, statistics, weights that are changed elsewhere",
-        ),
-    ),
-}
-#: Messages of `replay.release` if records decide a setting of a step.
-_DECIDED = {
-    "step": "whether a step is taken depends on the records of its batch ({finding})",
-    "noise": "the noise_multiplier of a step depends on records ({finding})",
-}
+#: The checks that these answers decide, by name.
+_ANSWERED = {check.name: check for check in (REPLAY_SENSITIVITY, REPLAY_CLIPPING, REPLAY_RELEASE)}
 #: Names of the checks that these answers decide.
-REPLAY_CHECKS = tuple(_WORDS)
+REPLAY_CHECKS = tuple(_ANSWERED)
 
 
 @dataclass
 class _Told:
-    """Summary of one test over all examinations."""
+    """Summary of one test over all examinations; the evidence is that of the first finding."""
 
     asked: int = 0
     findings: int = 0
-    step: int | None = None
-    size: float | None = None
-    allowed: float = 0.0
-    finding: str = ""
-    alike: bool = True
-    in_one_tensor: bool = False
-    passes_whole: bool = False
-    kind: str = ""
-    decides: str = ""
-    tensors: tuple[str, ...] = ()
+    evidence: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
+
+    def take(self, step: int, answer: Answer) -> None:
+        """Update with the answer at a step."""
+        self.asked += answer.asked
+        self.findings += len(answer.findings)
+        self.reason = answer.reason or self.reason
+        if answer.findings and not self.evidence:
+            worst = max(answer.findings, key=lambda finding: finding.size)
+            self.evidence = {
+                "step": step,
+                "size": worst.rounded,
+                "allowed": worst.allowed,
+                "finding": worst.describe(),
+                "alike": _alike(answer.findings),
+                "in_one_tensor": any(found.in_one_tensor for found in answer.findings),
+                "passes_whole": any(
+                    found.whole is not None
+                    and not found.in_one_tensor
+                    and found.size > _WHOLE * found.whole
+                    for found in answer.findings
+                ),
+                # If earlier steps were clipped as claimed, it is none of these faults.
+                "kind": answer.kind if self.asked == answer.asked else "",
+                "decides": worst.decides,
+                "parameters": list(worst.tensors),
+            }
 
 
 @dataclass
@@ -388,7 +319,8 @@ class ExaminationLog:
     @property
     def leaks_into_weights(self) -> bool:
         """Whether weights or optimizer state after a step depended on more than its release."""
-        return self._told[REPLAY_RELEASE.name].finding.startswith(("parameters", "optimizer state"))
+        finding = self._told[REPLAY_RELEASE.name].evidence.get("finding", "")
+        return bool(finding.startswith(("parameters", "optimizer state")))
 
     def asked(self, name: str) -> int:
         """Return the number of neighboring batches that a test replayed."""
@@ -409,7 +341,7 @@ class ExaminationLog:
             if name == REPLAY_NOISE.name:
                 self.noise.take(step, answer.noise, answer.reason)
             if (told := self._told.get(name)) is not None:
-                _add(told, step, answer)
+                told.take(step, answer)
 
     def spend(self, seconds: float, step_times: float) -> None:
         """Add the time of an examination, whose number of replays depends on the batch.
@@ -434,56 +366,11 @@ class ExaminationLog:
         return [*asked, noise]
 
     def _result(self, name: str, told: _Told) -> CheckResult:
-        check, words = _WORDS[name]
+        check = _ANSWERED[name]
         if not told.asked:
             return not_asked(check, told.reason or self.off or Reason.NOT_EXAMINED)
-        finding = told.finding
-        evidence: dict[str, Any] = {
-            "examined": len(self.steps),
-            "asked": told.asked,
-            "findings": told.findings,
-        }
-        if told.findings:
-            evidence |= {
-                "step": told.step,
-                "size": told.size,
-                "allowed": told.allowed,
-                "finding": finding,
-                "alike": told.alike,
-                "in_one_tensor": told.in_one_tensor,
-                "passes_whole": told.passes_whole,
-                "kind": told.kind,
-                "decides": told.decides,
-                "parameters": list(told.tensors),
-            }
-        return check.judged(
-            evidence,
-            check.fine,
-            _DECIDED.get(told.decides, words.wrong).format(finding=finding),
-            words.advice,
-        )
-
-
-def _add(told: _Told, step: int, answer: Answer) -> None:
-    told.asked += answer.asked
-    told.findings += len(answer.findings)
-    if answer.reason:
-        told.reason = answer.reason
-    if answer.findings and told.step is None:
-        worst = max(answer.findings, key=lambda finding: finding.size)
-        told.step, told.size, told.allowed = step, worst.rounded, worst.allowed
-        told.finding, told.decides = worst.describe(), worst.decides
-        told.tensors = worst.tensors
-        told.alike = _alike(answer.findings)
-        # If earlier steps were clipped as claimed, it is none of these faults.
-        told.kind = answer.kind if told.asked == answer.asked else ""
-        told.in_one_tensor = any(found.in_one_tensor for found in answer.findings)
-        told.passes_whole = any(
-            found.whole is not None
-            and not found.in_one_tensor
-            and found.size > _WHOLE * found.whole
-            for found in answer.findings
-        )
+        numbers = {"examined": len(self.steps), "asked": told.asked, "findings": told.findings}
+        return check.judged({**numbers, **told.evidence})
 
 
 def _alike(findings: Sequence[Finding]) -> bool:
@@ -505,16 +392,47 @@ def _of_coupling(found: CheckResult) -> str:
     )
 
 
+#: Where records meet if the step reads others than those of its batch.
+THE_STEP = "the step itself"
+
+
+def _coupled(seen: Mapping[str, Any]) -> str:
+    size = "" if seen["change"] is None else f" by {seen['change']:g} of its norm"
+    met = f"a record's gradient changed{size} with the other records of its batch"
+    where = seen.get("met_in")
+    if where == THE_STEP:
+        met = f"{where} reads records that are not in its batch"
+    elif where:
+        attention = seen.get("attention")
+        past = f", and `{attention}` lets padding past its mask" if attention else ""
+        met = f"records meet before the step, in {where}{past}: {met}"
+    else:
+        met = f"in step {seen['step'] + 1} {met}"
+    return (
+        f"{met}, so that one record changes the gradients of others, which clipping does not bound"
+    )
+
+
+_COUPLED = Fault(
+    "records_coupled",
+    "Records change each other's gradients",
+    "records are not independent: a record changes the gradients of others, so that clipping its "
+    "own gradient does not bound what it adds",
+)
+_OF_COUPLED: tuple[Group, ...] = ("clipping", "replay", "leakage")
+
 COUPLING = Check(
     "coupling",
-    "a record's gradient depends on the others in its batch",
     title="Independence of record gradients",
     failed_title="Records change each other's gradients",
     meaning="A record changes the gradients of other records, so clipping its own gradient does "
     "not bound what it adds.",
-    look_at="Look for layers and losses that work across the batch: BatchNorm, batch statistics, "
-    "contrastive losses, packed sequences with `enforce_sorted=False`; and for `collate_fn`, "
-    "transforms and transfer hooks that pad, pack, mix or standardize across records.",
+    look_at="layers and losses that work across the batch: BatchNorm and statistics of the batch "
+    "(use GroupNorm or LayerNorm), contrastive losses, mixed records, a mean over anything but the "
+    "number of records (class weights, tokens that are not ignored), packed sequences with "
+    "`enforce_sorted=False`, of which Opacus' recurrent layers clip parts of several records "
+    "together; and `collate_fn`, transforms and transfer hooks that pad, pack, mix or standardize "
+    "across records",
     topic="Clipping",
     always=True,
     wrong=lambda seen: seen["step"] is not None,
@@ -522,46 +440,26 @@ COUPLING = Check(
     private=True,
     public=("before", "met_in", "shared", "message", "attention"),
     fine="no record's gradient depended on the others in its batch",
+    message=_coupled,
     faults=(
-        FaultRule(
+        Fault(
             "attention_mixes_places",
+            "Padding gets past the mask of Opacus' attention",
             "records are not independent: Opacus' DPMultiheadAttention(batch_first=True) lets "
             "padding past its mask",
             "the attention layer: see docs/opacus.md, or pad all batches to one length",
-            headline="Padding gets past the mask of Opacus' attention",
-            rank=-1,
-            explains_groups=("clipping", "replay", "leakage"),
-            applies=lambda seen: bool(seen.get("attention")),
-        ),
-        FaultRule(
-            "records_coupled",
-            "records are not independent: a record changes the gradients of others, so that "
-            "clipping its own gradient does not bound what it adds",
-            "layers and losses that work across the batch: batch normalization, statistics of the "
-            "batch, contrastive losses; layers that sort the batch, such as packed sequences; and "
-            "what collates or augments several records together",
-            headline="Records change each other's gradients",
-            rank=-1,
-            explains_groups=("clipping", "replay", "leakage"),
-        ),
+        ).rule(-1, _OF_COUPLED, applies=lambda seen: bool(seen.get("attention"))),
+        dataclasses.replace(
+            _COUPLED,
+            look_at="`collate_fn`, transforms and transfer hooks that pad, pack, mix or "
+            "standardize several records together: mask what was padded, or pad all batches to one "
+            "length; mix, pack and standardize within a record; train on the records of the batch "
+            "alone",
+        ).rule(-1, _OF_COUPLED, applies=lambda seen: bool(seen.get("met_in"))),
+        _COUPLED.rule(-1, _OF_COUPLED),
     ),
 )
 
-
-_BEFORE = (
-    "mask what was padded, or pad all batches to one length; mix, pack and standardize within a "
-    "record; train on the records of the batch alone"
-)
-_ACROSS = (
-    "look for BatchNorm or statistics over the batch, a contrastive loss, mixed records, or a loss "
-    "that is averaged over something other than the number of records (class weights, tokens that "
-    "are not ignored); use GroupNorm or LayerNorm. Opacus' recurrent layers support packed "
-    "sequences only in batches that are sorted by length: with enforce_sorted=False they clip "
-    "parts of several records together"
-)
-
-#: Where records meet if the step reads others than those of its batch.
-THE_STEP = "the step itself"
 
 #: Relative change of a gradient above which it depends on other records. Batches of one shape are
 #: computed in the same way row by row, so correct trainings show 0, or rounding if shapes depend on
@@ -624,24 +522,11 @@ class Coupling:
             evidence["before"] = self.before
         if self.shared > items:
             evidence["shared"] = self.shared
-        size = "" if self.change is None else f" by {self.change:g} of its norm"
-        met = f"a record's gradient changed{size} with the other records of its batch"
-        seen, advice = f"in step {(self.step or 0) + 1} {met}", _ACROSS
         if self.where:
-            seen = f"records meet before the step, in {self.where}: {met}"
-            advice, evidence["met_in"] = _BEFORE, self.where
-            if self.where == THE_STEP:
-                seen = f"{self.where} reads records that are not in its batch"
-            elif attention:
+            evidence["met_in"] = self.where
+            if attention and self.where != THE_STEP:
                 evidence["attention"] = attention
-                advice = f"`{attention}` lets padding past its mask, see docs/opacus.md; {_BEFORE}"
-        return COUPLING.judged(
-            evidence,
-            COUPLING.fine,
-            f"{seen}, so that one record changes the gradients of others, which clipping does not "
-            "bound",
-            advice,
-        )
+        return COUPLING.judged(evidence)
 
 
 #: The checks of this subject, in the order of the report.

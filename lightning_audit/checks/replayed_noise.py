@@ -7,18 +7,18 @@ mean, weight decay) is not noise; only the test of repeated values uses it.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.check import Check, Evidence, log_weight, rule_of_kinds
-from lightning_audit.checks.noise import NOISE_WHOLE
+from lightning_audit.checks.check import Check, Evidence, Fault, Group, log_weight
+from lightning_audit.checks.noise import ANOTHER_SHAPE, MISSING_AT_ENTRIES, OVER_A_TENSOR
+from lightning_audit.checks.noise_faults import TOO_SMALL
 from lightning_audit.checks.replay_findings import Finding, not_asked, unanswered
 from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult
@@ -487,16 +487,64 @@ FAMILIES: dict[str, Callable[[Draws], Seen]] = {
 # --- The check `replay.noise`: one e-value for all looks at the noise of replayed steps.
 
 
+DEPENDS_ON_RECORDS = Fault(
+    "noise_depends_on_records",
+    "The noise depends on the records",
+    "noise that depends on the records: with other records and the same random numbers, it differs",
+    "what the noise's size and seed are computed from: they must not depend on a batch",
+)
+SMALL_SEED = Fault(
+    "noise_from_small_seed",
+    "The noise comes from a seed that can be guessed",
+    "noise that can be computed: each step seeds its generator with a small number",
+    "what seeds a generator within a step (the step's or the batch's number): seed it once, before "
+    "training, or not at all",
+)
+ONE_VALUE = Fault(
+    "one_value_for_all_coordinates",
+    "All coordinates of a step get one noise value",
+    "noise re-used: one noise value is shared by all coordinates of a step",
+    "the shape that the noise is drawn with: it must be that of the gradient",
+)
+ONE_KEY = Fault(
+    "one_key_for_all_tensors",
+    "Several tensors get the same noise",
+    "noise re-used: one noise key is used for several tensors",
+    "whether one seed, key or draw serves several tensors of a step, or two processes' shards",
+)
+NUMBERS_TWICE = Fault(
+    "noise_numbers_twice",
+    "Several entries of a step get the same noise",
+    "noise re-used: several entries of one step's noise have the same numbers",
+    "the shape that the noise is drawn with, and whether it is repeated, tiled, mirrored, expanded "
+    "or rolled to that of the gradient",
+)
+FEW_SEEDS = Fault(
+    "few_seeds",
+    "The noise comes from few seeds and repeats",
+    "noise re-used: the noise comes back at irregular steps, as from few seeds",
+    "how the noise is seeded: whether seeds are drawn from a small range or from the clock, or "
+    "noise from a pool",
+)
+CORRELATED_OVER_STEPS = Fault(
+    "noise_correlated_over_steps",
+    "The noise depends on that of earlier steps",
+    "noise correlated over steps: the noise of a step depends on that of earlier steps, otherwise "
+    "than is claimed",
+    "what keeps noise from step to step and adds it again: a momentum, a running sum, a buffer or "
+    "a generator that is restored; and, if the noise is correlated by design, whether "
+    "PrivacyClaim(noise_coefficients=...) states the weights of the draws",
+)
+_OF_NOISE: tuple[Group, ...] = ("noise", "reuse", "channel", "leakage")
+
 REPLAY_NOISE = Check(
     "replay.noise",
-    "noise that replays show to be missing at some entries, too small, used twice, of few values, "
-    "not normal, or dependent on the records or on earlier noise",
     title="Noise of replayed steps",
     failed_title="Replay shows wrong noise",
     meaning="Replaying a step with other random numbers shows noise that is too small, repeated, "
     "not normal, or dependent on records or on earlier noise.",
-    look_at="Check how `add_noise` draws and seeds the noise: nothing in the batch may set its "
-    "size or its seed.",
+    look_at="how `add_noise` draws and seeds the noise: nothing in the batch may set its size or "
+    "its seed",
     topic="Noise",
     weight=20,
     group="channel",
@@ -506,136 +554,44 @@ REPLAY_NOISE = Check(
     private=True,
     public=("message",),
     fine="the noise of replayed steps is as claimed at every entry",
+    message="the noise of a step is not drawn as claimed ({finding})",
     # A fault that a check of the steps can show as well has the same name there.
     faults=(
-        rule_of_kinds(
-            ("records",),
-            "noise_depends_on_records",
-            "The noise depends on the records",
-            "noise that depends on the records: with other records and the same random numbers, it "
-            "differs",
-            "what the noise's size and seed are computed from: they must not depend on a batch",
-            -10,
-            ("replay", "clipping"),
-        ),
-        rule_of_kinds(
-            ("seed",),
-            "noise_from_small_seed",
-            "The noise comes from a seed that can be guessed",
-            "noise that can be computed: each step seeds its generator with a small number",
-            "what seeds a generator within a step (the step's or the batch's number): seed it "
-            "once, before training, or not at all",
-            12.5,
-        ),
-        rule_of_kinds(
-            ("one_value",),
-            "one_value_for_all_coordinates",
-            "All coordinates of a step get one noise value",
-            "noise re-used: one noise value is shared by all coordinates of a step",
-            "the shape that the noise is drawn with: it must be that of the gradient",
-            -10,
-        ),
-        rule_of_kinds(
-            ("tensors",),
-            "one_key_for_all_tensors",
-            "Several tensors get the same noise",
-            "noise re-used: one noise key is used for several tensors",
-            "whether one seed or draw serves several tensors of a step",
-            -10,
-        ),
-        rule_of_kinds(
-            ("twice",),
-            "noise_numbers_twice",
-            "Several entries of a step get the same noise",
-            "noise re-used: several entries of one step's noise have the same numbers",
-            "the shape that the noise is drawn with, and whether it is repeated, mirrored or "
-            "rolled to that of the gradient",
-            -10,
-        ),
-        rule_of_kinds(
-            ("draws",),
-            "few_seeds",
-            "The noise comes from few seeds and repeats",
-            "noise re-used: the noise comes back at irregular steps, as from few seeds",
-            "how the noise is seeded: whether seeds are drawn from a small range, or noise from a "
-            "pool",
-            -10,
-        ),
-        rule_of_kinds(
-            ("low_rank",),
+        DEPENDS_ON_RECORDS.rule(-10, (*_OF_NOISE, "replay", "clipping"), "of", "records"),
+        SMALL_SEED.rule(12.5, _OF_NOISE, "of", "seed"),
+        ONE_VALUE.rule(-10, _OF_NOISE, "of", "one_value"),
+        ONE_KEY.rule(-10, _OF_NOISE, "of", "tensors"),
+        NUMBERS_TWICE.rule(-10, _OF_NOISE, "of", "twice"),
+        FEW_SEEDS.rule(-10, _OF_NOISE, "of", "draws"),
+        Fault(
             "noise_of_low_rank",
             "The noise of a matrix has low rank",
             "noise of low rank: a matrix has noise in few directions, and none in the others",
             "the shape that the noise is drawn with, and what it is multiplied with",
-            -10,
-        ),
-        rule_of_kinds(
-            ("neighbours",),
+        ).rule(-10, _OF_NOISE, "of", "low_rank"),
+        Fault(
             "noise_alike_in_neighbours",
             "Neighboring entries have dependent noise",
             "noise of neighbors: the noise of an entry depends on that of entries near it",
             "what is done to the noise after it is drawn: sums, filters, interpolation",
-            -10,
-        ),
-        rule_of_kinds(
-            ("together",),
+        ).rule(-10, _OF_NOISE, "of", "neighbours"),
+        Fault(
             "noise_alike_at_entries",
             "Groups of entries have dependent noise",
             "noise of entries that go together: some directions have less than the claimed noise",
             "whether entries or tensors share a draw, and what the noise is multiplied with",
-            -10,
-        ),
-        rule_of_kinds(
-            (
-                "few_values",
-                "tails",
-            ),
-            "noise_of_another_shape",
-            "The noise is not Gaussian",
-            "noise of another shape: its standard deviation is right and its distribution is not "
-            "the normal one that the accountant assumes",
-            "which distribution the noise is drawn from, and whether it is rounded, clipped or "
-            "cast to a type of low precision afterwards",
-            -10,
-        ),
-        rule_of_kinds(
-            ("earlier",),
-            "noise_correlated_over_steps",
-            "The noise depends on that of earlier steps",
-            "noise correlated over steps: the noise of a step depends on that of earlier steps, "
-            "otherwise than is claimed",
-            "what the optimizer keeps of its noise from step to step; correlated noise needs an "
-            "accountant for it",
-            12,
-        ),
-        rule_of_kinds(
-            ("missing",),
-            "noise_missing_at_entries",
-            "Single entries get too little noise or none",
-            "noise of some entries: single entries of the gradient have too little noise, or none",
-            "masks, slices and shapes where the noise is drawn (Opacus: in add_noise)",
-            12,
-        ),
-        rule_of_kinds(
-            ("scale",),
-            "noise_too_small",
-            "Too little noise is added",
-            "noise scale too small: every tensor has less noise than claimed",
-            "compare the standard deviation of the noise that is drawn (Opacus: in add_noise) with "
-            "noise_multiplier * max_grad_norm",
-            0.64,
-        ),
-        dataclasses.replace(
-            NOISE_WHOLE.faults[0], rank=12, applies=lambda seen: seen.get("of") == "tensor"
-        ),
-        rule_of_kinds(
-            ("small",),
+        ).rule(-10, _OF_NOISE, "of", "together"),
+        ANOTHER_SHAPE.rule(-10, _OF_NOISE, "of", "few_values", "tails"),
+        CORRELATED_OVER_STEPS.rule(12, _OF_NOISE, "of", "earlier"),
+        MISSING_AT_ENTRIES.rule(12, _OF_NOISE, "of", "missing"),
+        TOO_SMALL.rule(0.64, _OF_NOISE, "of", "scale"),
+        OVER_A_TENSOR.rule(12, ("reuse", "channel", "leakage"), "of", "tensor"),
+        Fault(
             "noise_too_small_at_entries",
             "Some entries get too little noise",
             "noise of some entries: it is smaller than claimed",
             "how the noise is drawn (Opacus: in add_noise), and what it is scaled by",
-            12,
-        ),
+        ).rule(12, _OF_NOISE, "of", "small"),
     ),
 )
 
@@ -667,8 +623,6 @@ _SHARPEST = (
 _CLEAR = 14.0
 #: Significance of a look outside of a run.
 _ALONE = 1e-3
-_WRONG = "the noise of a step is not drawn as claimed ({finding})"
-_ADVICE = "look at how the noise is drawn (Opacus: in add_noise)"
 
 
 @dataclass(frozen=True)
@@ -773,20 +727,9 @@ class NoiseLog:
         test = self._judged(significance)
         if not self.looks:
             return not_asked(REPLAY_NOISE, self.reason or off)
-        evidence: dict[str, Any] = {
-            "looks": self.looks,
-            "draws": self.draws,
-            "entries": self.entries,
-        }
-        if test.violated:
-            evidence |= {"of": self.kind, "finding": self.finding}
-        return REPLAY_NOISE.result(
-            test,
-            REPLAY_NOISE.fine,
-            _WRONG.format(finding=self.finding),
-            _ADVICE,
-            evidence,
-        )
+        evidence = {"looks": self.looks, "draws": self.draws, "entries": self.entries}
+        of = {"of": self.kind, "finding": self.finding} if test.violated else {}
+        return REPLAY_NOISE.result(test, {**evidence, **of})
 
     def _judged(self, significance: float) -> Evidence:
         return replace(self.test, significance=significance)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lightning_audit.accounting.composition import Adjacency, epsilon_of_passes, exceeds
-from lightning_audit.checks.check import OF_BATCHES, Check, FaultRule
+from lightning_audit.checks.check import OF_BATCHES, Check, Fault
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.divergences import isotropic_pair_epsilon
 from lightning_audit.stats.sampling_tests import (
@@ -34,18 +34,42 @@ def _unpaid(found: CheckResult) -> str:
     # The divisor's cost alone is within the claim; what it and the steps cost is not known.
     if found.status != "ok" or found.evidence.get("private_dataset_size") is not True:
         return ""
-    return f"{found.message}: the epsilon of both together is unknown; {found.advice}"
+    return f"{found.message}: the epsilon of both together is unknown; look at {found.advice}"
+
+
+def _divided(seen: Mapping[str, Any]) -> str:
+    """Return what one record more or less changes, as text."""
+    if not (others := seen["of_neighbours"]):
+        return "one record more or less does not change the divisor of the gradients"
+    divided = (
+        f"gradients are divided by int(records * sample_rate) = {seen['expected_batch_size']:g}"
+    )
+    if "epsilon_of_divisor" not in seen:
+        return f"{divided}, which replacing a record does not change"
+    divided += f", and with one record more or less by {others[0]}"
+    priced = (
+        f"the different size of the noise alone costs epsilon {seen['epsilon_of_divisor']:.4g} at "
+        f"delta {seen['delta']:.3g} ({seen['coordinates']:.3g} parameters times steps)"
+    )
+    if not seen.get("private_dataset_size"):
+        return (
+            f"{divided}: epsilon holds if the number of records is public, as is usual; if it is "
+            f"private, {priced}: set expected_batch_size to a constant"
+        )
+    claimed = seen["claimed_epsilon"]
+    more = "" if claimed is None else f", and {claimed:.4g} is claimed"
+    return f"{divided}, and the number of records is private: {priced}{more}"
 
 
 EXPECTED_BATCH_SIZE = Check(
     "expected_batch_size",
-    "one record more or less changes the divisor of the gradients, and what that costs (a "
-    "violation only where the number of records is stated as private)",
     title="Divisor and data set size",
     failed_title="Divisor reveals data set size",
     meaning="Gradients are divided by a number computed from the data set, although the number of "
     "records is stated as private.",
-    look_at="Set `expected_batch_size` to a constant that is not computed from the records.",
+    look_at="what the sum of gradients and noise is divided by: make_private computes it from the "
+    "data set; after that set optimizer.expected_batch_size to a constant that is not computed "
+    "from the records, unless it is one, and state it: PrivacyClaim(expected_batch_size=...)",
     topic="Sampling and bookkeeping",
     kind="accounting",
     each=True,
@@ -56,16 +80,14 @@ EXPECTED_BATCH_SIZE = Check(
         and seen["claimed_epsilon"] is not None
         and exceeds(seen["epsilon_of_divisor"], seen["claimed_epsilon"])
     ),
+    message=_divided,
     faults=(
-        FaultRule(
+        Fault(
             "divisor_tells_the_number_of_records",
+            "The divisor reveals the number of records",
             "divided by a number that is computed from the records: the size of the noise reveals "
             "their number, which is stated as private",
-            "what the sum of gradients and noise is divided by: make_private computes it from the "
-            "data set, and it can be set to a constant afterwards",
-            headline="The divisor reveals the number of records",
-            rank=10,
-        ),
+        ).rule(10),
     ),
 )
 
@@ -120,50 +142,17 @@ def batch_size_result(
         return None
     few = -promise.items, promise.items
     others = sorted({int((records + more) * sample_rate) for more in few} - {int(expected)})
-    evidence: dict[str, object] = {"expected_batch_size": expected, "of_neighbours": others}
-    divided = f"gradients are divided by int(records * sample_rate) = {expected:g}"
-    if not others:
-        return _fine(
-            "one record more or less does not change the divisor of the gradients", evidence
-        )
-    if promise.adjacency == "replace_one":
-        return _fine(f"{divided}, which replacing a record does not change", evidence)
-    cost = max(_cost(expected, other, coordinates, promise.delta) for other in others)
-    evidence |= {"epsilon_of_divisor": cost, "coordinates": coordinates, "delta": promise.delta}
-    divided += f", and with one record more or less by {others[0]}"
-    priced = (
-        f"the different size of the noise alone costs epsilon {cost:.4g} at delta "
-        f"{promise.delta:.3g} "
-        f"({coordinates:.3g} parameters times steps)"
-    )
-    if not promise.private_size:
-        return _fine(
-            f"{divided}: epsilon holds if the number of records is public, as is usual; if it is "
-            f"private, {priced}: set expected_batch_size to a constant",
-            evidence,
-        )
-    return _of_private_size(
-        f"{divided}, and the number of records is private: {priced}", evidence, promise
-    )
-
-
-def _fine(message: str, evidence: Mapping[str, object]) -> CheckResult:
-    return EXPECTED_BATCH_SIZE.judged(evidence, message, "", "")
-
-
-def _of_private_size(message: str, evidence: Mapping[str, object], promise: Promise) -> CheckResult:
-    """Return the result if the divisor reveals a private number, with advice at any cost."""
-    claimed, expected = promise.claimed_epsilon, evidence["expected_batch_size"]
-    evidence = {**evidence, "private_dataset_size": True, "claimed_epsilon": claimed}
-    advice = (
-        "after make_private set optimizer.expected_batch_size to a constant that is not computed "
-        "from the records, and state it: PrivacyClaim(expected_batch_size=...); if "
-        f"{expected:g} is such a constant, state it"
-    )
-    if claimed is not None:
-        message += f", and {claimed:.4g} is claimed"
-    found = EXPECTED_BATCH_SIZE.judged(evidence, message, message, advice)
-    return dataclasses.replace(found, advice=advice)
+    evidence: dict[str, Any] = {"expected_batch_size": expected, "of_neighbours": others}
+    private = False
+    if others and promise.adjacency != "replace_one":
+        cost = max(_cost(expected, other, coordinates, promise.delta) for other in others)
+        delta, private = promise.delta, promise.private_size
+        evidence |= {"epsilon_of_divisor": cost, "coordinates": coordinates, "delta": delta}
+    if private:
+        evidence |= {"private_dataset_size": True, "claimed_epsilon": promise.claimed_epsilon}
+    found = EXPECTED_BATCH_SIZE.judged(evidence, _divided(evidence))
+    # What to do is shown at any cost.
+    return dataclasses.replace(found, advice=EXPECTED_BATCH_SIZE.look_at if private else "")
 
 
 def _cost(expected: float, other: int, coordinates: int, delta: float) -> float:
@@ -183,39 +172,34 @@ def logical_batch_result(carried: int, epochs: int) -> CheckResult:
         carried: number of epochs that began with the rest of a logical batch of the previous one.
         epochs: number of epochs since batches are split.
     """
-    return LOGICAL_BATCH.judged(
-        {"carried_over": carried, "epochs": epochs},
-        LOGICAL_BATCH.fine,
-        f"{carried} of {epochs} epochs began with the rest of a logical batch of the previous one, "
-        "which is added to the next batch: a record in both counts twice, with noise for one",
-        "call optimizer.step() on every part of a split batch, without `continue` or `break` "
-        "before it (Lightning: epochs end at the length that Opacus' sampler estimates: write "
-        "`class Whole(BatchSplittingSampler): def __len__(self): raise TypeError`, and return "
-        "DataLoader(dataset, batch_sampler=Whole(sampler=..., max_batch_size=..., optimizer=...), "
-        "collate_fn=loader.collate_fn) from train_dataloader)",
-    )
+    return LOGICAL_BATCH.judged({"carried_over": carried, "epochs": epochs})
 
 
 LOGICAL_BATCH = Check(
     "logical_batch",
-    "a rest of one logical batch is added to the next, where a record can count twice",
     title="Boundaries of split batches",
     failed_title="Split batches run together",
     meaning="The rest of one logical batch is added to the next one, where a record can count "
     "twice.",
-    look_at="Check how the loader that splits batches ends an epoch.",
+    look_at="how the loader that splits batches ends an epoch, and whether optimizer.step() is "
+    "called on every part of a split batch, without `continue` or `break` before it (Lightning: "
+    "epochs end at the length that Opacus' sampler estimates: write "
+    "`class Whole(BatchSplittingSampler): def __len__(self): raise TypeError`, and return "
+    "DataLoader(dataset, batch_sampler=Whole(sampler=..., max_batch_size=..., optimizer=...), "
+    "collate_fn=loader.collate_fn) from train_dataloader)",
     topic="Sampling and bookkeeping",
     wrong=lambda seen: seen["carried_over"] > 0,
     private=True,
     fine="every epoch began with a logical batch of its own",
+    message="{carried_over} of {epochs} epochs began with the rest of a logical batch of the "
+    "previous one, which is added to the next batch: a record in both counts twice, with noise for "
+    "one",
     faults=(
-        FaultRule(
+        Fault(
             "batches_run_together",
+            "Split batches run together",
             "logical batches run together: a record can count twice in one step",
-            "how the loader that splits batches ends an epoch",
-            headline="Split batches run together",
-            rank=-2,
-        ),
+        ).rule(-2),
     ),
 )
 
@@ -262,15 +246,37 @@ def _unknown_sampling(found: CheckResult) -> str:
     return f"{found.message}; if it does, set allow={found.name!r}"
 
 
+_NOT_POISSON = Fault(
+    "not_poisson",
+    "Batches are not Poisson-sampled",
+    "wrong sampling: the loader is not Poisson although the accountant assumes it",
+    "which loader the training iterates: that of PrivacyEngine.make_private is Poisson, unless it "
+    "was called with poisson_sampling=False (then leave it at True, or claim the epsilon that "
+    "holds: PrivacyClaim(sampling='shuffled', epsilon=..., delta=...)); Lightning trains on that "
+    "of the module or data module instead: pass make_private's to fit, write `def "
+    "train_dataloader(self): return DPDataLoader.from_data_loader(loader)` (from "
+    "opacus.data_loader), or wrap the data module in opacus.lightning.DPLightningDataModule",
+)
+#: In the words of a loader without a batch sampler, which Poisson sampling and Opacus need.
+_INFINITE = "_InfiniteConstantSampler"
+_ITERABLE = dataclasses.replace(
+    _NOT_POISSON,
+    look_at="the data set: an IterableDataset gives no record by its index, so that nothing can "
+    "draw Poisson batches from it: give the records a length, as DataLoader(list(dataset), "
+    "batch_size=...) does if they fit into memory, give make_private that loader, and train on the "
+    "one it returns (Lightning: return DPDataLoader.from_data_loader(loader), from "
+    "opacus.data_loader, from train_dataloader)",
+)
+
 # For samplers whose type does not show how they draw; a wrong one is detected in a few batches.
 NOT_POISSON = Check(
     "sampling.not_poisson",
-    "the loader draws otherwise than the accountant assumes",
     title="How batches are drawn",
     failed_title="Batches are not Poisson-sampled",
     meaning="The accountant assumes that each record enters a batch independently with the same "
     "probability, and the loader draws otherwise.",
-    look_at="Train on the loader that `make_private` returns, with `poisson_sampling=True`.",
+    look_at="which loader the training iterates: that of `make_private` with "
+    "`poisson_sampling=True` draws Poisson batches",
     topic="Sampling and bookkeeping",
     kind="accounting",
     weight=10,
@@ -291,28 +297,41 @@ NOT_POISSON = Check(
         "epsilon_that_holds",
     ),
     refutes=OF_BATCHES,
+    message="{what}",
     faults=(
-        FaultRule(
+        Fault(
             "record_twice_in_a_batch",
+            "A batch contains a record twice",
             "wrong sampling: a batch contains a record twice, which adds up to twice the clipping "
             "norm",
-            "the sampler, and what fills batches up",
-            headline="A batch contains a record twice",
-            rank=6,
-            explains=("sampling.rate", DRAWS),
-            applies=lambda seen: bool(seen.get("doubled")),
+            "the sampler, and what fills batches up: draw each record at most once per batch, and "
+            "do not pad batches",
+        ).rule(
+            6, explains=("sampling.rate", DRAWS), applies=lambda seen: bool(seen.get("doubled"))
         ),
-        FaultRule(
-            "not_poisson",
-            "wrong sampling: the loader is not Poisson although the accountant assumes it",
-            "which loader the training iterates: that of make_private is Poisson, unless it was "
-            "called with poisson_sampling=False",
-            headline="Batches are not Poisson-sampled",
-            rank=6,
+        _ITERABLE.rule(
+            6,
             explains=("sampling.rate", DRAWS),
+            applies=lambda seen: _INFINITE in seen.get("loader", ""),
         ),
+        _NOT_POISSON.rule(6, explains=("sampling.rate", DRAWS)),
     ),
 )
+
+
+def _drawn_more_often(seen: Mapping[str, Any]) -> str:
+    accounted = seen["accounted_rate"]
+    if "loader_rate" not in seen:
+        return (
+            f"records are drawn more often than with the accountant's probability {accounted:.4g}"
+        )
+    raised_in = seen.get("raised_in")
+    since = "" if raised_in is None else f" from epoch {raised_in} on (the first is 0)"
+    return (
+        f"the loader's sample rate is {seen['loader_rate']:.4g}{since}, the accountant's "
+        f"{accounted:.4g}"
+    )
+
 
 SAMPLING_RATE = dataclasses.replace(
     NOT_POISSON,
@@ -321,45 +340,41 @@ SAMPLING_RATE = dataclasses.replace(
     failed_title="Records are drawn too often",
     meaning="Records enter batches more often than the accountant assumes, so the steps cost more "
     "than is accounted.",
-    look_at="Compare the batch size of the loader that is trained on with that of the loader given "
-    "to `make_private`, and check that the sampler favors no record.",
-    topic="Sampling and bookkeeping",
+    look_at="the batch size of the loader that is trained on, compared with that of the loader "
+    "given to `make_private`, and whether the sampler favors some records",
     needs="no batch was seen for which the accountant recorded a rate",
     fine="the batches hold no more records than the accountant's rate allows",
+    message=_drawn_more_often,
     always=False,
     wrong=lambda seen: seen["loader_rate"] > RATE_TOLERANCE * seen["accounted_rate"],
     blocks=None,
     faults=(
-        FaultRule(
+        Fault(
             "records_drawn_too_often",
+            "Some records are drawn more often than accounted",
             "wrong sampling: some records are drawn more often than the accountant assumes",
             "the sampler: records that it favors or repeats early, and its rate compared with the "
-            "accountant's",
-            headline="Some records are drawn more often than accounted",
-            rank=9,
+            "accountant's, which must be the largest of all records",
+        ).rule(
+            9,
             explains=(DRAWS,),
             applies=lambda seen: "loader_rate" not in seen,  # found in the batches themselves
         ),
-        FaultRule(
+        Fault(
             "sampled_too_often_later",
+            "The loader draws more often from some epoch on",
             "wrong sampling: from a later epoch on the loader draws more often than the accountant "
             "assumes",
             "what replaces the loader, or sets its batch sampler's sample_rate, between epochs: "
             "the accountant's step hook needs the new rate, or the loader keeps the old one",
-            headline="The loader draws more often from some epoch on",
-            rank=9,
-            explains=(DRAWS,),
-            applies=lambda seen: seen.get("raised_in") is not None,
-        ),
-        FaultRule(
+        ).rule(9, explains=(DRAWS,), applies=lambda seen: seen.get("raised_in") is not None),
+        Fault(
             "sampled_too_often",
+            "The loader draws more often than accounted",
             "wrong sampling: the loader draws more often than the accountant assumes",
             "the batch sizes of the loader that is trained on and of the one that make_private was "
-            "given",
-            headline="The loader draws more often than accounted",
-            rank=9,
-            explains=(DRAWS,),
-        ),
+            "given: the loader and the accountant need the same rate, 1 / len(loader)",
+        ).rule(9, explains=(DRAWS,)),
     ),
 )
 
@@ -442,9 +457,8 @@ class BatchCheck:
         self.settle(rate)
         unknown = {"accounted_rate": rate}
         if self._doubled and self.twice_counts:
-            message = f"{description} yields batches that contain a record twice"
-            advice = "draw each record at most once per batch, and do not pad batches"
-            found = NOT_POISSON.judged({"doubled": True, "poisson": False}, "", message, advice)
+            what = f"{description} yields batches that contain a record twice"
+            found = NOT_POISSON.judged({"doubled": True, "poisson": False}, what=what)
         elif self.obstacle or self._doubled or rate > _LARGEST_RATE:
             twice = "a batch contains a record twice" if self._doubled else ""
             why = self.obstacle or twice or f"a sample rate of {rate:.3g} is too high to test"
@@ -460,19 +474,15 @@ class BatchCheck:
             seen = _SEEN[self._bets.NAMES[int(np.argmax(self._bets.wealth))]]
             found = NOT_POISSON.result(
                 self._poisson,
-                f"the batches of {description} agree with Poisson sampling",
-                f"the accountant assumes Poisson sampling, but {description} draws otherwise: "
-                f"{seen}",
-                "",
                 {"batches": self._bets.batches},
+                fine=f"the batches of {description} agree with Poisson sampling",
+                what=f"the accountant assumes Poisson sampling, but {description} draws otherwise: "
+                f"{seen}",
             )
         return found, SAMPLING_RATE.result(
             self._rate,
-            f"the batches hold no more records than the accountant's rate {rate:.4g} allows",
-            f"records are drawn more often than with the accountant's probability {rate:.4g}",
-            "give the sampler and the accountant the same rate; if records have different rates, "
-            "give the accountant the largest",
             {"accounted_rate": rate},
+            fine=f"the batches hold no more records than the accountant's rate {rate:.4g} allows",
         )
 
     def _could_have_seen(self) -> bool:
@@ -483,39 +493,42 @@ class BatchCheck:
 
 # --- The check `ledger.draws`: whether batches repeat, or records are drawn too often.
 
+_FOUND = {
+    "again": "{again} of {batches} batches repeat earlier ones",
+    "favoured": "some records are drawn more often than with the accountant's probability "
+    "{rate:.4g}",
+}
+
 LEDGER_DRAWS = Check(
     DRAWS,
-    "batches that repeat earlier ones, or records that are drawn more often than others",
     title="Independence of the draws",
     failed_title="Draws are not independent",
     meaning="Batches repeat, or some records are drawn more often than others.",
-    look_at="Check what the sampler keeps or seeds at the start of an epoch, and whether it favors "
-    "some records.",
+    look_at="what the sampler keeps or seeds at the start of an epoch, and whether it favors some "
+    "records: each batch must be drawn independently, each record with the accountant's "
+    "probability",
     topic="Sampling and bookkeeping",
     kind="accounting",
     weight=20,
     needs="no batch was seen whose records are known",
     private=True,
     fine="no batch repeats an earlier one, and no record is drawn too often",
+    message=lambda seen: _FOUND[seen["of"]].format(**seen),
     public=("message",),
     refutes=OF_BATCHES,
     faults=(
-        FaultRule(
+        Fault(
             "batches_come_again",
+            "Earlier batches are drawn again",
             "wrong sampling: earlier batches are drawn again",
             "what the sampler keeps or seeds at an epoch's start: each batch must be a new draw",
-            headline="Earlier batches are drawn again",
-            rank=7,
-            applies=lambda seen: seen.get("of") == "again",
-        ),
-        FaultRule(
+        ).rule(7, (), "of", "again"),
+        Fault(
             "records_are_favoured",
+            "Some records are drawn more often than others",
             "wrong sampling: some records are drawn more often than the accountant assumes",
             "how the sampler chooses records: the accountant needs the largest probability of all",
-            headline="Some records are drawn more often than others",
-            rank=7,
-            explains=(SAMPLING_RATE.name,),
-        ),
+        ).rule(7, explains=(SAMPLING_RATE.name,)),
     ),
 )
 
@@ -524,9 +537,6 @@ LEDGER_DRAWS = Check(
 MOST_RECORDS = 50_000_000
 #: Rates above the first, and data sets below the second, may give two new batches that begin alike.
 _LARGE, _FEW = 0.25, 64
-_AGAIN = "{again} of {batches} batches repeat earlier ones"
-_FAVOURED = "some records are drawn more often than with the accountant's probability {rate:.4g}"
-_ADVICE = "draw each batch independently, each record with the accountant's probability"
 
 
 class DrawnBatches:
@@ -591,71 +601,41 @@ class DrawnBatches:
             allowed = min(RATE_TOLERANCE * self.rate, 0.999)
             favoured = favoured_log_e(self._counts, self._batches, allowed)
             self._test.update(float(log_mean_exp([self._bet.log_e, favoured])), self._batches - 1)
-        of_repeats = self._bet.log_e >= favoured
-        wrong = _AGAIN if of_repeats else _FAVOURED
-        numbers = {"again": self._bet.again, "batches": self._batches, "rate": self.rate}
         evidence: dict[str, Any] = {}
         if self._test.violated:
-            kind = "again" if of_repeats else "favoured"
-            evidence = {"batches": self._batches, "of": kind}
-        return LEDGER_DRAWS.result(
-            self._test,
-            LEDGER_DRAWS.fine,
-            wrong.format(**numbers),
-            _ADVICE,
-            evidence,
-        )
+            of = "again" if self._bet.log_e >= favoured else "favoured"
+            evidence = {"batches": self._batches, "of": of}
+        again, rate = self._bet.again, self.rate
+        return LEDGER_DRAWS.result(self._test, evidence, again=again, rate=rate)
 
 
 # --- The sampling checks: whether the loader draws its batches as the accountant assumes.
 
 REPEATED = Check(
     "sampling.repeated",
-    "every process draws from all records, so that one may enter a step several times",
     title="Records shared among processes",
     failed_title="Every process draws all records",
     meaning="Each process draws from all records, so one record can enter a step several times.",
-    look_at="Check that the loader deals the records out to the processes: "
-    "`DPDataLoader.from_data_loader(loader, distributed=True)`.",
+    look_at="whether the loader deals the records out to the processes, as "
+    "`DPDataLoader.from_data_loader(loader, distributed=True)` does",
     topic="Sampling and bookkeeping",
     kind="accounting",
     wrong=lambda seen: seen["processes"] > 1,
     refutes=OF_BATCHES,
+    message="each of {processes} processes draws from all records at rate {accounted_rate:.4g}, so "
+    "a record may be clipped and added several times in a step, and is accounted once",
     faults=(
-        FaultRule(
+        Fault(
             "sampled_by_every_process",
+            "Every process draws from all records",
             "wrong sampling: every process draws from all records, so a record may enter a step "
             "several times",
-            "whether the loader deals the records out to the processes",
-            headline="Every process draws from all records",
-            rank=8,
-        ),
+        ).rule(8),
     ),
 )
 
 
 LoaderKind = Literal["poisson", "not_poisson", "unknown"]
-
-_WRITE_INSTEAD = (
-    "train on the loader that PrivacyEngine.make_private returns (Lightning: it trains on that of "
-    "the module or data module instead; pass make_private's to fit, write `def "
-    "train_dataloader(self): return DPDataLoader.from_data_loader(loader)` (from "
-    "opacus.data_loader), or wrap the data module in opacus.lightning.DPLightningDataModule)"
-)
-#: Advice for a loader without a batch sampler, which Poisson sampling and Opacus need.
-_ITERABLE = (
-    "an IterableDataset gives no record by its index, so that nothing can draw Poisson batches "
-    "from it: give the records a length, as DataLoader(list(dataset), batch_size=...) does if they "
-    "fit into memory, give make_private that loader, and train on the one it returns (Lightning: "
-    "return DPDataLoader.from_data_loader(loader), from opacus.data_loader, from train_dataloader)"
-)
-_INFINITE = "_InfiniteConstantSampler"
-_BY_CHOICE = (
-    "make_private was called with poisson_sampling=False, and the accountant still assumes Poisson "
-    "sampling: leave poisson_sampling at True and train on a DPDataLoader (make_private returns "
-    "one), or claim the epsilon that holds: "
-    "PrivacyClaim(sampling='shuffled', epsilon=..., delta=...)"
-)
 
 
 def what_holds(noise_multiplier: float, passes: int, delta: float) -> str:
@@ -709,29 +689,23 @@ def sampling_results(
     if accounted_rate is None or accounted_rate >= 1.0:
         return (NOT_POISSON.not_run("no subsampling is accounted for"),)
     if kind == "unknown" and batches is not None:
-        return tuple(
-            dataclasses.replace(result, advice=result.advice or _WRITE_INSTEAD)
-            if result.status == "violated"
-            else result
-            for result in batches.results(description, accounted_rate)
-        )
+        return batches.results(description, accounted_rate)
     if kind == "unknown" and _too_equal(batch_sizes, accounted_rate):
         kind, description = "not_poisson", f"{description}, with batches all of one size"
     if kind == "not_poisson":
-        message = (
+        chosen = "; make_private was called with poisson_sampling=False" * by_choice
+        what = (
             f"the accountant assumes Poisson sampling at rate {accounted_rate:.4g}, but the "
-            f"training's loader is not Poisson: {description}"
+            f"training's loader is not Poisson: {description}{chosen}{holds}"
         )
         evidence: dict[str, Any] = {"loader": description, "poisson": False}
         if epsilon_that_holds is not None:
             evidence["epsilon_that_holds"] = epsilon_that_holds
-        by_code = _BY_CHOICE if by_choice else _WRITE_INSTEAD
-        advice = _ITERABLE if _INFINITE in description else by_code  # of an IterableDataset
-        return (NOT_POISSON.judged(evidence, "", f"{message}{holds}", advice),)
+        return (NOT_POISSON.judged(evidence, what=what),)
     if kind == "unknown":
         message = f"it is unknown whether {description} draws Poisson batches"
         return (NOT_POISSON.not_run(message, {"accounted_rate": accounted_rate}),)
-    poisson = NOT_POISSON.judged({"poisson": True}, f"the loader is Poisson: {description}", "", "")
+    poisson = NOT_POISSON.judged({"poisson": True}, f"the loader is Poisson: {description}")
     if loader_rate is None:
         return (poisson,)
     return (poisson, _rates(loader_rate, accounted_rate, raised_in))
@@ -748,7 +722,7 @@ def shuffled_result(kind: LoaderKind, description: str, *, once: bool) -> CheckR
     if once:
         message = f"each record enters at most one step per epoch, as claimed: {description}"
         evidence = {"poisson": False, "sampling": "shuffled"}
-        return NOT_POISSON.judged(evidence, message, "", "")
+        return NOT_POISSON.judged(evidence, message)
     message = (
         f"sampling='shuffled' is claimed, and the loader is Poisson ({description}): leave "
         "sampling out of the claim"
@@ -762,16 +736,9 @@ def shuffled_result(kind: LoaderKind, description: str, *, once: bool) -> CheckR
 def _rates(loader_rate: float, accounted_rate: float, raised_in: int | None) -> CheckResult:
     """Return the result of `sampling.rate`."""
     evidence: dict[str, Any] = {"loader_rate": loader_rate, "accounted_rate": accounted_rate}
-    since = ""
     if raised_in is not None:
-        since = f" from epoch {raised_in} on (the first is 0)"
         evidence["raised_in"] = raised_in
-    message = (
-        f"the loader's sample rate is {loader_rate:.4g}{since}, the accountant's "
-        f"{accounted_rate:.4g}"
-    )
-    advice = "give the loader and the accountant the same rate: 1 / len(loader)"
-    return SAMPLING_RATE.judged(evidence, message, message, advice)
+    return SAMPLING_RATE.judged(evidence, _drawn_more_often(evidence))
 
 
 def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult:
@@ -783,14 +750,7 @@ def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult
     """
     if accounted_rate is None or accounted_rate >= 1.0:
         return REPEATED.not_run("no subsampling is accounted for")
-    return REPEATED.judged(
-        {"processes": processes, "accounted_rate": accounted_rate},
-        "",
-        f"each of {processes} processes draws from all records at rate {accounted_rate:.4g}, so a "
-        "record may be clipped and added several times in a step, and is accounted once",
-        "write DPDataLoader.from_data_loader(loader, distributed=True), which deals the records "
-        "out to the processes",
-    )
+    return REPEATED.judged({"processes": processes, "accounted_rate": accounted_rate})
 
 
 def _too_equal(sizes: Sequence[int], rate: float) -> bool:

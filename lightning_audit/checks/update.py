@@ -7,13 +7,14 @@ can be explained entry by entry.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from lightning_audit.checks.check import MEASURED, Check, FaultRule
+from lightning_audit.checks.check import MEASURED, Check, Fault
 from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult
 
@@ -33,24 +34,30 @@ def gradient_replaced_result(
     if not steps:
         return GRADIENT_REPLACED.not_run("no step was seen")
     return GRADIENT_REPLACED.judged(
-        {"replaced": replaced, "steps": steps, "first_step": first_step},
-        "every update used the gradient that was clipped and noised",
-        f"in {replaced} of {steps} steps the update used a gradient other than the one that was "
-        "clipped and noised",
-        "run every backward pass before the noise is added: do not pass the closure to the inner "
-        "optimizer (opacus issue #313), and sum a step's losses for one backward pass",
+        {"replaced": replaced, "steps": steps, "first_step": first_step}
+    )
+
+
+def _another_gradient(seen: Mapping[str, Any]) -> str:
+    if seen.get("replaced"):
+        return (
+            f"in {seen['replaced']} of {seen['steps']} steps the update used a gradient other than "
+            "the one that was clipped and noised"
+        )
+    return (
+        "the update depends on the canaries' coins although the canaries were subtracted from the "
+        "noisy gradient: it uses gradients from before the noise"
     )
 
 
 GRADIENT_REPLACED = Check(
     "gradient_replaced",
-    "the update used another gradient than the noisy one, or more than it",
     title="Gradient of the update",
     failed_title="Update uses another gradient",
     meaning="The update used a gradient other than the clipped and noisy one, or more than that "
     "one.",
-    look_at="Check whether `step` passes its closure to the inner optimizer, and whether code "
-    "writes to `p.grad` after the noise is added.",
+    look_at="whether `step` passes its closure to the inner optimizer, and what writes to `p.grad` "
+    "after the noise is added",
     topic="What the update uses",
     # The update follows coins of removed canaries; raw gradients show that in a step or two.
     weight=10,
@@ -58,54 +65,49 @@ GRADIENT_REPLACED = Check(
     always=True,
     must_run=True,
     wrong=lambda seen: seen["replaced"] > 0,
+    fine="every update used the gradient that was clipped and noised",
+    message=_another_gradient,
     faults=(
-        FaultRule(
+        Fault(
             "gradient_replaced",
+            "A backward pass after the noise replaces the gradient",
             "gradient replaced: a backward pass ran after the noise was added, and the update used "
             "a gradient without clipping and noise",
-            "whether step() passes its closure to the inner optimizer, which runs it again, and "
-            "whether the step has a second backward pass: both losses belong in one backward pass, "
-            "before the noise",
-            headline="A backward pass after the noise replaces the gradient",
-            rank=-9,
-            explains_groups=MEASURED,
-            applies=lambda seen: seen.get("replaced") != 0,
-        ),
-        FaultRule(
+            "whether step() passes its closure to the inner optimizer, which runs it again (opacus "
+            "issue #313), and whether the step has a second backward pass: both losses belong in "
+            "one backward pass, before the noise",
+        ).rule(-9, MEASURED, applies=lambda seen: seen.get("replaced") != 0),
+        Fault(
             "update_follows_raw_gradients",
+            "The update uses gradients from before the noise",
             "gradient replaced: the update uses gradients from before the noise, in addition to "
             "the noisy one or instead of it",
             "what the optimizer, or a hook, does after the noise was added: with p.grad_sample, "
             "p.summed_grad, or gradients kept from before",
-            headline="The update uses gradients from before the noise",
-            rank=-9,
-            explains_groups=MEASURED,
-        ),
+        ).rule(-9, MEASURED),
     ),
 )
 
 
 # --- The check `no_dp`: optimizers that step without clipping and noise.
 
-#: Alternative advice if there is a private optimizer as well.
+_OPTIMIZERS = (
+    "the training's optimizers: each one that steps must be that of PrivacyEngine.make_private "
+    "(Lightning: returned from configure_optimizers), with every trainable parameter"
+)
+#: In addition, if there is a private optimizer as well.
 _OR_ALLOW = (
-    "; if one of several optimizers learns about private records only through private weights "
-    "(a GAN's generator), or on public ones, exempt it: allow=[Allow('no_dp', optimizer=..., "
+    "; if one of several optimizers learns about private records only through private weights (a "
+    "GAN's generator), or on public ones, exempt it: allow=[Allow('no_dp', optimizer=..., "
     "reason='...')] (from lightning_audit), optimizer= its index among the training's, its class, "
-    "or the prefix of its parameters' names. Train it on a fixed number of fakes: as many fakes as "
-    "records reveal the size of the batch"
+    "or the prefix of its parameters' names, and train it on a fixed number of fakes: as many "
+    "fakes as records reveal the size of the batch"
 )
-
-_BY_RECORDS = (
-    "the number of records reaches an exempt optimizer: each step of {who} trains on as many rows "
-    "as the batch has records, or a multiple of it, and no noise hides that number"
-)
-
-_FIXED = (
-    "train the generator on a fixed number of fakes, such as the expected batch size, for any size "
-    "of the batch; the private discriminator's step may use as many fakes as records, if they are "
-    "detached and in a pass of their own: in one pass with the records, use a fixed number, for "
-    "each fake is a row that is clipped and summed with theirs"
+_NO_DP = Fault(
+    "no_dp",
+    "An optimizer steps without clipping and noise",
+    "no DP-SGD: an optimizer steps that is not the private one",
+    _OPTIMIZERS,
 )
 
 
@@ -141,29 +143,31 @@ def no_dp_result(
         return NO_DP.not_run(message, evidence)
     if by_records and not plain_steps and not refused:
         evidence["by_records"] = len(by_records)
-        return NO_DP.judged(evidence, fine, _BY_RECORDS.format(who="; ".join(by_records)), _FIXED)
-    return NO_DP.judged(
-        evidence,
-        fine,
-        f"{refused} was stopped before its first step, which has no clipping and no noise"
-        if refused
-        else f"{plain_name} took {plain_steps} step{'s' * (plain_steps > 1)} without clipping and "
-        "noise",
-        "step the optimizer of PrivacyEngine.make_private (Lightning: return it from "
-        "configure_optimizers), and give it every trainable parameter"
-        + (_OR_ALLOW * bool(private_steps)),
-    )
+        return NO_DP.judged(evidence, fine, who="; ".join(by_records))
+    return NO_DP.judged(evidence, fine, who=refused or plain_name)
+
+
+def _not_private(seen: Mapping[str, Any]) -> str:
+    who, steps = seen["who"], seen["plain_steps"]
+    if "by_records" in seen:
+        return (
+            f"the number of records reaches an exempt optimizer: each step of {who} trains on as "
+            "many rows as the batch has records, or a multiple of it, and no noise hides that "
+            "number"
+        )
+    if "refused_steps" in seen:
+        return f"{who} was stopped before its first step, which has no clipping and no noise"
+    return f"{who} took {steps} step{'s' * (steps > 1)} without clipping and noise"
 
 
 NO_DP = Check(
     "no_dp",
-    "an optimizer steps without clipping and noise",
     title="Optimizers without DP-SGD",
     failed_title="An optimizer is not private",
     meaning="An optimizer steps without clipping and noise, or an exempt one trains on a number of "
     "rows that follows the number of records.",
-    look_at="Check the training's optimizers: each one must come from "
-    "`make_private`, or be exempt and train on a fixed number of rows.",
+    look_at="the training's optimizers: each one must come from `make_private`, or be exempt and "
+    "train on a fixed number of rows",
     topic="What the update uses",
     always=True,
     optimizers=0,  # an audited training claims privacy, even if no optimizer is private
@@ -174,24 +178,23 @@ NO_DP = Check(
         or seen.get("by_records", 0) > 0
         or seen.get("hidden", False)  # in reports of earlier releases
     ),
+    message=_not_private,
     faults=(
-        FaultRule(
+        Fault(
             "number_of_records_reaches_exempt_optimizer",
+            "The number of records reaches an exempt optimizer",
             "the number of records reaches an optimizer without DP-SGD, by the number of rows it "
             "trains on",
-            "how many fakes the generator is trained on: a fixed number passes",
-            headline="The number of records reaches an exempt optimizer",
-            rank=-8,
-            applies=lambda seen: seen.get("by_records", 0) > 0,
+            "how many fakes the generator is trained on: a fixed number, such as the expected "
+            "batch size, for any size of the batch; the private discriminator's step may use as "
+            "many fakes as records, if they are detached and in a pass of their own: in one pass "
+            "with the records, use a fixed number, for each fake is a row that is clipped and "
+            "summed with theirs",
+        ).rule(-8, applies=lambda seen: seen.get("by_records", 0) > 0),
+        dataclasses.replace(_NO_DP, look_at=_OPTIMIZERS + _OR_ALLOW).rule(
+            -8, ("replay",), applies=lambda seen: seen.get("private_steps", 0) > 0
         ),
-        FaultRule(
-            "no_dp",
-            "no DP-SGD: an optimizer steps that is not the private one",
-            "the training's optimizers: every one that steps must come from make_private",
-            headline="An optimizer steps without clipping and noise",
-            rank=-8,
-            explains_groups=("replay",),
-        ),
+        _NO_DP.rule(-8, ("replay",)),
     ),
 )
 
@@ -301,36 +304,32 @@ def unsynchronised_result(synchronised: bool, processes: int) -> CheckResult:
     return UNSYNCHRONISED.judged(
         {"processes": processes, "synchronised": synchronised},
         f"all {processes} processes updated with the same gradients",
-        f"the {processes} processes updated with different gradients, so the privacy that the "
-        "optimizer states does not hold for them together",
-        "DistributedDataParallel does not reach what DPOptimizer makes: call make_private with "
-        "module=DifferentiallyPrivateDistributedDataParallel(net) (from opacus.distributed), which "
-        "gives a DistributedDPOptimizer; load with DPDataLoader.from_data_loader(loader, "
-        "distributed=True) (Lightning: or with module=self.trainer.strategy.model and "
-        "wrap_model=False; and Trainer(use_distributed_sampler=False))",
     )
 
 
 UNSYNCHRONISED = Check(
     "unsynchronised",
-    "several processes train, and each updates with its own gradient",
     title="Synchronization of the processes",
     failed_title="Processes train separately",
     meaning="Each process clips, adds noise and updates on its own, and only the model of the "
     "first one is kept.",
-    look_at="Check how the module is wrapped for several processes before `make_private` gets it.",
+    look_at="how the module is wrapped for several processes before `make_private` gets it: "
+    "DistributedDataParallel does not reach what DPOptimizer makes; call make_private with "
+    "module=DifferentiallyPrivateDistributedDataParallel(net) (from opacus.distributed), which "
+    "gives a DistributedDPOptimizer; load with DPDataLoader.from_data_loader(loader, "
+    "distributed=True) (Lightning: or with module=self.trainer.strategy.model and "
+    "wrap_model=False; and Trainer(use_distributed_sampler=False))",
     topic="What the update uses",
     wrong=lambda seen: seen["synchronised"] is not True,
+    message="the {processes} processes updated with different gradients, so the privacy that the "
+    "optimizer states does not hold for them together",
     faults=(
-        FaultRule(
+        Fault(
             "unsynchronised",
+            "Each process trains alone",
             "no synchronised DP-SGD: each process clips, adds noise and trains on its own, and the "
             "first one's model is kept",
-            "how the module is wrapped for several processes before make_private sees it",
-            headline="Each process trains alone",
-            rank=-6,
-            explains_groups=MEASURED,
-        ),
+        ).rule(-6, MEASURED),
     ),
 )
 
@@ -351,37 +350,37 @@ def _not_allowed(check: CheckResult) -> str:
 
 FENCE_WEIGHTS = Check(
     "fence.weights",
-    "something other than private steps changes weights, buffers or optimizer state, and it is not "
-    "known to be made of released weights",
     title="Changes outside of the steps",
     failed_title="Weights change outside of steps",
     meaning="A hook or the loop changed weights, buffers or optimizer state outside of the private "
     "steps, by what is not known to be made of released weights.",
-    look_at="Look at the hook that the message names, and set `allow` if it is innocent, such as "
-    "one that draws a layer again: averages, clamping, scaling and pruning by size pass.",
+    look_at="the hook that the message names, which must let no record reach weights outside of "
+    "its step: averages, clamping, scaling and pruning by size pass, and `allow` accepts an "
+    "innocent one, such as one that draws a layer again",
     topic="What the update uses",
     always=True,
     warns=True,
     wrong=lambda seen: seen["changes"] > 0,
     blocks=_not_allowed,
     fine="outside of private steps, weights changed only by what is made of released weights",
+    message="{what}",
 )
 
 FENCE_MONITORS = Check(
     "fence.monitors",
-    "a scheduler, early stopping or the best checkpoint follows a metric of training records "
-    "without noise",
     title="Metrics that decide",
     failed_title="A raw metric decides",
     meaning="A scheduler, early stopping or the best checkpoint follows a metric that is computed "
     "from training records without noise.",
-    look_at="Monitor a metric of records that are not trained on, or decide by the step number.",
+    look_at="what the monitored metric is computed from: records that are not trained on may "
+    "decide, as may the step number",
     topic="What the update uses",
     always=True,
     warns=True,
     wrong=lambda seen: seen["monitors"] > 0,
     blocks=_not_allowed,
     fine="no scheduler, early stopping or checkpoint is known to follow a metric without noise",
+    message="{what}",
 )
 
 

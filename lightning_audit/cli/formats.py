@@ -17,7 +17,14 @@ from lightning_audit import __version__
 from lightning_audit.checks.check import DECLARED, Check
 from lightning_audit.files import in_markdown, inside, visible
 from lightning_audit.record.report_directory import REPORT_NAME
-from lightning_audit.report.text import as_text, headline, headline_of, length, table
+from lightning_audit.report.text import (
+    as_text,
+    headline,
+    headline_of,
+    length,
+    look_at_sentence,
+    table,
+)
 from lightning_audit.results.audit_report import (
     EXIT_CODES,
     AuditReport,
@@ -190,7 +197,7 @@ class Finding:
         title: what is wrong, in a few words.
         severity: see `SEVERITIES`.
         result: the check's result.
-        look_at: where to look in the code.
+        look_at: what to look at in the code, as a noun phrase.
         places: places in the user's code.
         explains: names of the failed checks that it explains.
         step: in which it was first seen, from 0; None if unknown.
@@ -612,7 +619,7 @@ def _annotation(one: Checked, finding: Finding) -> _Annotation:
         at = {"file": first.file, "line": str(first.line)}
     text = f"{finding.check}, {finding.severity}: {finding.result.message}"
     if finding.look_at:
-        text += f". Look at: {finding.look_at}"
+        text += f". {look_at_sentence(finding.look_at)}"
     return level, f"{finding.title} ({one.training})", text, at
 
 
@@ -693,8 +700,8 @@ def _rule(name: str) -> dict[str, Any]:
     return {
         "id": name,
         "shortDescription": {"text": check.heading(failed=True)},
-        "fullDescription": {"text": check.meaning or check.finds},
-        "help": {"text": check.look_at or check.finds},
+        "fullDescription": {"text": check.meaning or check.heading(failed=True)},
+        "help": {"text": look_at_sentence(check.look_at) or check.heading()},
         "defaultConfiguration": {"level": "note" if check.warns else "error"},
         "properties": {
             "tags": ["security", "privacy", "dp-sgd", *([check.topic] if check.topic else [])],
@@ -720,13 +727,11 @@ def _results(one: Checked) -> Iterator[dict[str, Any]]:
 
 def _sarif_result(one: Checked, finding: Finding) -> dict[str, Any]:
     levels = {"violated": "error", "undecided": "warning", "allowed": "error"}
-    text = f"{finding.title}. {finding.result.message}."
-    if finding.look_at:
-        text += f" Look at: {finding.look_at}."
+    parts = f"{finding.title}.", f"{finding.result.message}.", look_at_sentence(finding.look_at)
     result = _result(
         one,
         finding.check,
-        text,
+        " ".join(filter(None, parts)),
         levels.get(finding.result.status, "note"),
         finding.result.optimizer,
         finding.places,

@@ -561,7 +561,7 @@ def _read_header(path: str | os.PathLike[str]) -> tuple[_FirstLine, int]:
 
 #: Tolerance for comparing an e-value with its threshold, relative.
 _ROUNDING = 1e-9
-_EARLIER = "{finds}: by the e-value of the steps before step {step}, at the present significance"
+_EARLIER = "{title}: by the e-value of the steps before step {step}, at the present significance"
 _NOTE = (
     "the training was resumed {times}: checks of un-noised numbers, which a checkpoint must not "
     "contain, restart at a resume; segment k of the {segments} gets the share 1 / (k (k + 1)) of "
@@ -642,10 +642,11 @@ class EarlierSegments:
 
     def _by_its_e_value(self, known: Check, now: CheckResult) -> CheckResult:
         """Return the result of a check that an earlier e-value violates at a new significance."""
+        title = known.heading(failed=True)
         return dataclasses.replace(
             now,
             status=known.flag,
-            message=_EARLIER.format(finds=known.finds, step=self._step + 1),
+            message=_EARLIER.format(title=title, step=self._step + 1),
             evidence={**now.evidence, "violated_at_step": self._step},
         )
 
@@ -740,6 +741,8 @@ def snapshot(value: Any) -> Any:
             return {"tuple": [snapshot(item) for item in value]}
         case dict() if type(value) is dict:  # a Counter, say, would come back as a dict
             return {"dict": [[snapshot(k), snapshot(v)] for k, v in value.items()]}
+        case Check():
+            return {"check": value.name}
     kind = type(value)
     if kind.__module__.partition(".")[0] not in packages():
         raise TypeError(
@@ -773,6 +776,13 @@ def restore(data: Any) -> Any:
             return tuple(restore(item) for item in items)
         case {"dict": items}:
             return {restore(k): restore(v) for k, v in items}
+        case {"check": name}:
+            if name not in REGISTRY:
+                raise ValueError(
+                    f"the snapshot holds the check {name!r}, which no installed package declares; "
+                    "resume with the packages that add checks as they were."
+                )
+            return REGISTRY[name]
         case {"object": name, "state": state}:
             kind = _class(name)
             value: Any = object.__new__(kind)

@@ -26,7 +26,14 @@ from lightning_audit.report.page_parts import (
     power_words,
     sentence,
 )
-from lightning_audit.report.text import NOT_TRIED, counted, headline, headline_of, records_of
+from lightning_audit.report.text import (
+    NOT_TRIED,
+    counted,
+    headline,
+    headline_of,
+    look_at_sentence,
+    records_of,
+)
 from lightning_audit.results.audit_report import (
     AuditReport,
     CheckResult,
@@ -348,7 +355,7 @@ class CheckShown:
         message: what was seen.
         evidence: its e-value.
         means: what a failure means.
-        look_at: where to look after a failure.
+        look_at: what to look at after a failure, in a sentence.
     """
 
     status: str
@@ -492,7 +499,7 @@ def _check_shown(check: CheckResult, significance: float) -> CheckShown:
         message=marked(sentence(check.message)),
         evidence=f"e = {value}, alarm at {_alarm(check, significance)}" if ran else "",
         means=marked(known.meaning if explain and known else ""),
-        look_at=marked(known.look_at if explain and known else ""),
+        look_at=marked(look_at_sentence(known.look_at) if explain and known else ""),
     )
 
 
@@ -527,7 +534,7 @@ class FindingShown:
         means: what it means.
         evidence: what was measured.
         where: when and where it was first seen.
-        look_at: where to look in the code.
+        look_at: what to look at in the code, as a noun phrase.
         code: the user's own code that it points to.
         alternatives: other faults that the same check may show.
         follows: titles of the checks that it explains.
@@ -612,18 +619,12 @@ def root_finding(report: AuditReport) -> FindingShown | None:
         return None
     rest = report.verdict.faults[1:]
     alternatives = (marked(inner(headline_of(o))) for o in rest if o.shares_finding(root))
-    shown = _finding_shown(report, root, tuple(alternatives))
-    advice = report.verdict.advice
-    return shown if not advice else _with_advice(shown, advice)
+    return _finding_shown(report, root, tuple(alternatives))
 
 
 def further_findings(report: AuditReport) -> list[FindingShown]:
     """Return the findings that the root does not explain."""
     return [_finding_shown(report, fault) for fault in report.verdict.further]
-
-
-def _with_advice(shown: FindingShown, advice: str) -> FindingShown:
-    return dataclasses.replace(shown, look_at=marked(sentence(advice)))
 
 
 def _finding_shown(
@@ -634,13 +635,13 @@ def _finding_shown(
     evidence = sentence(result.message if result else fault.sentence)
     if result is not None and result.status == "violated":
         evidence += f" {alarm_words(result, significance)}"
-    look_at = fault.look_at or (known.look_at if known else "")
+    look_at = fault.look_at or report.verdict.advice or (known.look_at if known else "")
     return FindingShown(
         headline=marked(headline_of(fault)),
         means=marked(known.meaning if known else ""),
         evidence=marked(evidence),
         where=_where(fault.place),
-        look_at=marked(sentence(look_at)) if look_at else Markup(""),
+        look_at=marked(look_at),
         code=code_of(fault),
         alternatives=alternatives,
         follows=tuple(_failed_title(name) for name in fault.consequences),

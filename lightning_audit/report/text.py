@@ -87,6 +87,11 @@ def counts_line(seen: TrainingsSeen) -> str:
     return "; ".join(f"{lower(name)}: {value} {remark}" for name, value, remark in counted(seen))
 
 
+def look_at_sentence(phrase: str) -> str:
+    """Return what to look at in a sentence, for a page without such a label; or empty."""
+    return f"Look at: {phrase}." if phrase else ""
+
+
 def headline_of(fault: LikelyFault) -> str:
     """Return a fault in a few words; its sentence in an earlier report that names none."""
     return fault.headline or _headlines().get(fault.name, fault.sentence)

@@ -78,7 +78,7 @@ class LikelyFault:
         name: a short identifier that stays the same, such as "clip_after_average".
         sentence: what is wrong, in words.
         finding: name of the check that shows it.
-        look_at: what to look at in the code, in a sentence.
+        look_at: what to look at in the code, as a noun phrase.
         evidence: the numbers that support it.
         place: where it was seen.
         consequences: names of the other violated checks that it explains.

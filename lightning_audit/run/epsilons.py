@@ -429,16 +429,13 @@ def epsilon_result(epsilons: Epsilons, config: AuditConfig) -> CheckResult:
     else:
         position = "above" if violated else "within"
         message = f"the run leaks at least epsilon {proved.sure_epsilon:.4g}, {position} {claim}"
-    return CheckResult(
-        EPSILON.name,
-        EPSILON.kind,
-        "violated" if violated else "ok",
-        message,
-        "the other findings say whether the noise or the clipping is at fault" if violated else "",
-        share=EPSILON.share,
-        evidence={
+    found = EPSILON.judged(
+        {
             "ratio_lower": proved.sure_ratio,
             "epsilon_lower": proved.sure_epsilon,
             "claimed_epsilon": claimed_epsilon,
         },
+        message,
+        what=message,
     )
+    return dataclasses.replace(found, share=EPSILON.share)

@@ -96,15 +96,12 @@ class FenceLog(Kept):
         none = "no examined step had such a change" if self.examined else none
         waiting = [f"{what}, and {none}: {why}" for what, why in self.waiting.values()]
         changes = [*self.told.values(), *waiting]
-        found = [
-            (FENCE_WEIGHTS, "changes", changes, "let no record reach weights outside of its step"),
-            (FENCE_MONITORS, "monitors", self.monitors, "monitor records that are not trained on"),
-        ]
         unnamed = {"unnamed": True} if self.unnamed else {}
-        return [
-            check.judged({key: len(told), **more}, check.fine, _joined(told), advice)
-            for (check, key, told, advice), more in zip(found, (unnamed, {}), strict=True)
+        found = [
+            (FENCE_WEIGHTS, changes, {"changes": len(changes), **unnamed}),
+            (FENCE_MONITORS, self.monitors, {"monitors": len(self.monitors)}),
         ]
+        return [check.judged(seen, what=_joined(told)) for check, told, seen in found]
 
 
 def _joined(sentences: Sequence[str]) -> str:

@@ -19,7 +19,15 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from lightning_audit.checks.check import REGISTRY, Candidate, Case, FaultRule, entailed, group
+from lightning_audit.checks.check import (
+    REGISTRY,
+    Candidate,
+    Case,
+    Fault,
+    FaultRule,
+    entailed,
+    group,
+)
 from lightning_audit.checks.clipping import SENSITIVITY, clipping_candidates
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise import (
@@ -142,7 +150,7 @@ def _by_finding(case: Case) -> list[tuple[FaultRule, Candidate]]:
 
 
 def _candidate(case: Case, finding: str, rule: FaultRule, explains: tuple[str, ...]) -> Candidate:
-    return case.candidate(rule.name, finding, rule.sentence, rule.look_at, explains=explains)
+    return case.candidate(rule.fault, finding, explains=explains)
 
 
 def _divisor_candidates(case: Case) -> list[Candidate]:
@@ -167,9 +175,8 @@ def _divisor_candidates(case: Case) -> list[Candidate]:
 def _unexplained(case: Case, finding: str) -> LikelyFault:
     """Return the fault of a violated check without a rule, with the check's own message."""
     check = case.violated[finding]
-    return case.candidate(
-        finding.replace(".", "_"), finding, check.message or finding, check.advice
-    ).fault
+    name = finding.replace(".", "_")
+    return case.candidate(Fault(name, "", check.message or finding, check.advice), finding).fault
 
 
 # --- Checks that the noisy gradient is only post-processed.
@@ -284,12 +291,8 @@ class UseOfRelease:
             return replaced
         return GRADIENT_REPLACED.result(
             self.evidence,
-            replaced.message,
-            "the update depends on the canaries' coins although the canaries were subtracted from "
-            "the noisy gradient: it uses gradients from before the noise",
-            "look at what the optimizer, or a hook, does after the noise was added: p.grad_sample, "
-            "p.summed_grad and gradients kept from before must not be used there",
             replaced.evidence,
+            fine=replaced.message,
         )
 
 

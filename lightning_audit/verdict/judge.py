@@ -853,8 +853,7 @@ def _violation(
         "VIOLATION",
         check.kind,
         f"{check.name}: {check.message}",
-        # A deterministic check has its own advice; an e-process uses that of its likely fault.
-        advice=check.advice if check.log_e_value is None or not root.look_at else "",
+        advice="" if root.look_at else check.advice,
         faults=faults,
     )
     summary = verdict.summary

@@ -302,7 +302,7 @@ def test_it_is_told_which_epsilon_holds_and_whether_it_was_chosen(trained, make_
     make = private(poisson=False, make_poisson=make_poisson)
     found = check(trained(make, **LONG).report, "sampling.not_poisson")
     assert "one epoch costs epsilon 4.377 at delta 1e-05 if a record is zeroed" in found.message
-    chosen = "make_private was called with poisson_sampling=False" in found.advice
+    chosen = "make_private was called with poisson_sampling=False" in found.message
     assert chosen == (not make_poisson)
 
 

@@ -67,7 +67,7 @@ def test_fault_of_the_mechanism_is_named(trained, kind, finding, fault):
     assert report.verdict.kind == "mechanism"
     assert status(report, finding) == "violated"
     assert fault in report.verdict.fault
-    assert report.verdict.advice or report.verdict.root.look_at
+    assert report.verdict.root.look_at
 
 
 def test_clipping_at_twice_the_norm_is_named_with_its_size(accused):
@@ -226,7 +226,7 @@ def test_loader_that_is_not_poisson_says_what_to_write(accused):
     assert report.verdict.kind == "accounting"
     assert status(report, "sampling.not_poisson") == "violated"
     assert "wrong sampling" in report.verdict.fault
-    assert "DPDataLoader.from_data_loader(loader)" in report.verdict.advice
+    assert "DPDataLoader.from_data_loader(loader)" in report.verdict.root.look_at
     assert "SequentialSampler" in report.verdict.summary
 
 
@@ -268,7 +268,7 @@ def test_training_without_claimed_noise_cannot_keep_a_claimed_epsilon(accused):
     assert report.verdict.kind == "accounting"
     assert "the first step costs epsilon inf" in report.verdict.summary
     assert not report.history  # it stops before it
-    assert "noise_multiplier above 0" in report.verdict.advice
+    assert "noise_multiplier, which must be above 0" in report.verdict.root.look_at
 
 
 def test_training_without_claimed_noise_never_passes_and_is_told_so(audited):

@@ -45,15 +45,15 @@ def test_what_replacing_costs_is_told_beside_what_removing_does():
     result = accounting.accounting_result(16.0, 8.0, 1e-5, "the accountant", 7.9)
     assert "epsilon 16 at delta 1e-05 if a record is replaced as privacy" in result.message
     assert result.evidence["epsilon_by_removal"] == 7.9
-    assert "adding or removing one costs only 7.9, which is what Opacus'" in result.advice
+    assert "adding or removing one costs only 7.9, which is what Opacus'" in result.message
     # Steps that cost too much in either way are wrong by their number.
     more = accounting.accounting_result(32.0, 8.0, 1e-5, "the accountant", 15.0)
-    assert more.advice.startswith("stop earlier")
+    assert "stop earlier" in more.advice
 
 
 def test_steps_without_noise_are_told_to_get_some():
     advice = accounting.accounting_result(math.inf, 8.0, 1e-5, "the accountant").advice
-    assert advice == "set noise_multiplier above 0"
+    assert advice == "noise_multiplier, which must be above 0"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 A word is what stands between spaces: "Poisson-sampled" is one.
 """
 
-import ast
-import inspect
+import dataclasses
 import json
 import math
 import os
@@ -17,12 +16,11 @@ from typing import Any, get_args
 
 import pytest
 from made_report import made_report
-from named_faults import check
+from named_faults import check as named
 from noise_steps import HEADER
 from places import REPOSITORY
 from simulated_record import SIGNIFICANCE, monitor_of, simulate, violated
 
-from lightning_audit.checks import clipping, noise_faults, randomness
 from lightning_audit.checks.check import (
     DECLARED,
     GUESSED_COINS,
@@ -30,8 +28,8 @@ from lightning_audit.checks.check import (
     REGISTRY,
     Case,
     Check,
-    Evidence,
-    FaultRule,
+    Fault,
+    Statistic,
     Topic,
     entailed,
     evidence_in,
@@ -45,7 +43,7 @@ from lightning_audit.checks.check import (
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise import NOISE, NOISE_ENTRIES
 from lightning_audit.config import findings
-from lightning_audit.record.store import Observation
+from lightning_audit.record.store import Observation, RecordHeader
 from lightning_audit.results.audit_report import EXIT_CODES, CheckResult, Place
 from lightning_audit.testing.faults import FAULTS
 from lightning_audit.verdict.diagnosis import likely_faults
@@ -53,8 +51,22 @@ from lightning_audit.verdict.diagnosis import likely_faults
 #: By which a check that is not listed gets .1 of the significance: w / (1000 + w) of nine tenths.
 WEIGHT = 125.0
 
-BY_E_VALUE = Check("made.up", "nothing that exists", weight=WEIGHT, needs="nobody looked")
-BY_RULE = Check("made.up", "nothing that exists", kind="accounting", wrong=lambda seen: seen["n"])
+BY_E_VALUE = Check(
+    "made.up",
+    weight=WEIGHT,
+    needs="no look was taken",
+    fine="fine",
+    message="wrong: {seen} by {much}",
+    look_at="the noise",
+)
+BY_RULE = dataclasses.replace(
+    BY_E_VALUE,
+    weight=0.0,
+    kind="accounting",
+    wrong=lambda seen: seen["seen"],
+    message=lambda seen: f"wrong: {seen['seen']} by {seen['much']}",
+)
+WRONG = ("wrong: 1 by 3", "the noise")
 
 
 def result(check: Check, *log_e_values: float, lack: str = "") -> tuple[str, str, str]:
@@ -62,7 +74,7 @@ def result(check: Check, *log_e_values: float, lack: str = "") -> tuple[str, str
     test = check.test(1e-2)
     for step, log_e in enumerate(log_e_values):
         test.update(log_e, step)
-    found = check.result(test, "fine", "wrong", "do this", {"seen": 1}, lack)
+    found = check.result(test, {"seen": 1}, lack, much=3)
     assert (found.name, found.share) == ("made.up", pytest.approx(0.1))
     assert found.log_e_value == max([0.0, *log_e_values])
     assert found.evidence == {"seen": 1, "violated_at_step": test.violated_at}
@@ -72,26 +84,41 @@ def result(check: Check, *log_e_values: float, lack: str = "") -> tuple[str, str
 def test_an_e_process_is_violated_at_its_share_of_the_significance():
     # The threshold is log(1 / (0.1 * 0.01)), 6.91.
     assert result(BY_E_VALUE, 3.0, 6.9) == ("ok", "fine", "")
-    assert result(BY_E_VALUE, 7.0, -5.0) == ("violated", "wrong", "do this")
+    assert result(BY_E_VALUE, 7.0, -5.0) == ("violated", *WRONG)
 
 
 def test_a_check_that_warns_says_so_at_the_same_threshold():
-    warns = Check("made.up", "nothing that exists", weight=WEIGHT, warns=True)
+    warns = dataclasses.replace(BY_E_VALUE, warns=True)
     assert result(warns, 6.9) == ("ok", "fine", "")
-    assert result(warns, 7.0) == ("warned", "wrong", "do this")
+    assert result(warns, 7.0) == ("warned", *WRONG)
 
 
 def test_what_was_not_looked_at_says_what_it_needs_or_what_is_known_to_lack():
-    assert result(BY_E_VALUE) == ("not_run", "not tested: nobody looked", "")
+    assert result(BY_E_VALUE) == ("not_run", "not tested: no look was taken", "")
     assert result(BY_E_VALUE, lack="it was dark") == ("not_run", "not tested: it was dark", "")
     assert result(BY_E_VALUE, 0.0, lack="it was dark") == ("ok", "fine", "")
 
 
-def test_a_rule_judges_evidence_and_advises_only_where_something_is_wrong():
-    for n, expected in ((0, ("ok", "fine", "")), (2, ("violated", "wrong", "do this"))):
-        found = BY_RULE.judged({"n": n}, "fine", "wrong", "do this")
+def test_a_rule_judges_evidence_and_says_what_to_look_at_if_something_is_wrong():
+    for n, expected in ((0, ("ok", "fine", "")), (1, ("violated", *WRONG))):
+        found = BY_RULE.judged({"seen": n}, much=3)
         assert (found.status, found.message, found.advice) == expected
-        assert (found.kind, found.evidence) == ("accounting", {"n": n})
+        assert (found.kind, found.evidence) == ("accounting", {"seen": n})
+    assert BY_RULE.judged({"seen": 0}, "all is fine").message == "all is fine"
+    plain = Check("made.up", title="A made-up check", wrong=lambda _: True)
+    assert plain.judged({}).message == "A made-up check"
+
+
+def test_what_to_look_at_is_that_of_the_fault_which_the_evidence_shows():
+    odd, even = Fault("odd", "", "it is odd", "odd numbers"), Fault("even", "", "it is even")
+    faults = odd.rule(1, (), "of", "odd", "both"), even.rule(2)
+    check = dataclasses.replace(BY_RULE, wrong=lambda _: True, message="wrong", faults=faults)
+    for of, look_at in (("odd", odd.look_at), ("both", odd.look_at), ("even", check.look_at)):
+        assert check.judged({"of": of}).advice == look_at
+        case = Case({"noise": named("noise")}, None, 1000.0)
+        fault = odd if look_at == odd.look_at else even
+        looked = case.candidate(fault, "noise").fault.look_at
+        assert looked == (fault.look_at or NOISE.look_at)
 
 
 def test_a_check_that_could_not_be_made_says_why_and_shows_what_it_had():
@@ -114,12 +141,12 @@ def test_evidence_without_its_number_and_a_check_without_a_rule_are_errors():
 @pytest.mark.parametrize(
     ("check", "occurs"),
     [
-        (Check("a", "", always=True), [(0, 0), (1, 1), (1, 1)]),
-        (Check("a", ""), [(0, 0), (0, 1), (0, 1)]),
-        (Check("a", "", each=True), [(0, 0), (0, 1), (0, 2)]),
-        (Check("a", "", each=True, always=True), [(0, 0), (1, 1), (2, 2)]),
-        (Check("a", "", always=True, optimizers=0), [(1, 1), (1, 1), (1, 1)]),
-        (Check("a", "", always=True, optimizers=2), [(0, 0), (0, 0), (1, 1)]),
+        (Check("a", always=True), [(0, 0), (1, 1), (1, 1)]),
+        (Check("a"), [(0, 0), (0, 1), (0, 1)]),
+        (Check("a", each=True), [(0, 0), (0, 1), (0, 2)]),
+        (Check("a", each=True, always=True), [(0, 0), (1, 1), (2, 2)]),
+        (Check("a", always=True, optimizers=0), [(1, 1), (1, 1), (1, 1)]),
+        (Check("a", always=True, optimizers=2), [(0, 0), (0, 0), (1, 1)]),
     ],
 )
 def test_a_check_occurs_by_its_optimizers(check, occurs):
@@ -129,19 +156,19 @@ def test_a_check_occurs_by_its_optimizers(check, occurs):
 @pytest.mark.parametrize(
     ("declared", "why"),
     [
-        ({"reads": "noise"}, "both `reads` and `init`"),
-        ({"init": lambda *_: None}, "both `reads` and `init`"),
-        ({"reads": "steps", "init": lambda *_: None, "each": False}, "each optimizer"),
+        ({"reads": "noise"}, "both `reads` and `statistic`"),
+        ({"statistic": Statistic}, "both `reads` and `statistic`"),
+        ({"reads": "steps", "statistic": Statistic, "each": False}, "each optimizer"),
         # Its findings before a resume would be lost, and reports would show un-noised numbers.
-        ({"reads": "noise", "init": lambda *_: None}, "must be declared `private`"),
-        ({"reads": "readings", "init": lambda *_: None}, "must be declared `private`"),
+        ({"reads": "noise", "statistic": Statistic}, "must be declared `private`"),
+        ({"reads": "readings", "statistic": Statistic}, "must be declared `private`"),
         # A checkpoint would hold it.
-        ({"reads": "steps", "init": lambda *_: None, "private": True}, "must not be declared"),
+        ({"reads": "steps", "statistic": Statistic, "private": True}, "must not be declared"),
     ],
 )
 def test_a_statistic_that_cannot_run_or_leaks_fails(declared, why):
     with pytest.raises(ValueError, match=rf"'made\.up'.*{why}"):
-        Check("made.up", "nothing that exists", **{"each": True, **declared})
+        Check("made.up", **{"each": True, **declared})
 
 
 # --- What checks and faults say to people: every one has its words, and they keep to one form.
@@ -149,11 +176,19 @@ def test_a_statistic_that_cannot_run_or_leaks_fails(declared, why):
 CHECKS = [pytest.param(check, id=check.name) for check in REGISTRY.values()]
 #: An end of a sentence before the last one.
 END = re.compile(r"[.!?]\s")
+#: Words with which a sentence begins, and a noun phrase does not.
+VERBS = re.compile(r"(check|look|compare|set|state|make|write|train|leave|give|seed|draw|see) ")
 
 
 def is_a_sentence(text: str) -> bool:
     """Whether a text is one sentence, which ends with its only period."""
     return text[:1].isupper() and text.endswith(".") and not END.search(text)
+
+
+def is_a_phrase(text: str) -> bool:
+    """Whether a text continues "look at", and ends without a period."""
+    small = not text[:2].istitle() and not text.endswith(".") and not END.search(text)
+    return bool(text) and small and not VERBS.match(text)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -162,9 +197,11 @@ def test_a_check_has_all_words(check):
         assert 3 <= len(title.split()) <= 5, title
         assert title[0].isupper()
         assert not title.endswith(".")
-    for sentence in (check.meaning, check.look_at):
-        assert is_a_sentence(sentence), sentence
-        assert len(sentence.split()) >= 5
+    assert is_a_sentence(check.meaning)
+    assert len(check.meaning.split()) >= 5
+    for look_at in (check.look_at, *(rule.fault.look_at for rule in check.faults)):
+        assert look_at == "" or is_a_phrase(look_at), look_at
+    assert len(check.look_at.split()) >= 5
     assert check.topic in QUESTIONS
 
 
@@ -194,24 +231,33 @@ def test_every_topic_has_a_question_and_checks():
 )
 def test_a_sentence_begins_large_and_ends_once(text, one):
     assert is_a_sentence(text) is one
+    assert not is_a_phrase(text) or text[:1].islower()
+
+
+@pytest.mark.parametrize(
+    "text", ["look at it", "Noise", "the noise.", "the noise. And its seed", ""]
+)
+def test_a_phrase_begins_small_without_a_verb_and_does_not_end(text):
+    assert not is_a_phrase(text)
+    assert is_a_phrase("whether noise is drawn: `f(noise=...)`")
 
 
 def test_the_heading_of_a_check_without_titles_is_its_name():
-    check = Check("made.up", "nothing that exists")
+    check = Check("made.up")
     assert check.heading() == check.heading(failed=True) == "made.up"
-    check = Check("made.up", "nothing that exists", title="A made-up check")
+    check = Check("made.up", title="A made-up check")
     assert check.heading() == check.heading(failed=True) == "A made-up check"
     check = REGISTRY["noise"]
     assert (check.heading(), check.heading(failed=True)) == (check.title, check.failed_title)
 
 
-def test_rules_of_one_fault_have_one_headline_and_one_sentence():
-    known, said = headlines(), {}
+def test_a_fault_has_one_headline_and_one_sentence():
+    known, sentences = headlines(), {}
     for one in REGISTRY.values():
-        for rule in one.faults:
-            assert rule.headline, f"{one.name}: {rule.name}"
-            assert rule.headline == known[rule.name]
-            assert said.setdefault(rule.name, rule.sentence) == rule.sentence
+        for fault in (rule.fault for rule in one.faults):
+            assert fault.headline, f"{one.name}: {fault.name}"
+            assert fault.headline == known[fault.name]
+            assert sentences.setdefault(fault.name, fault.sentence) == fault.sentence
 
 
 def test_every_fault_that_selftest_expects_has_a_headline():
@@ -220,32 +266,10 @@ def test_every_fault_that_selftest_expects_has_a_headline():
     assert expected <= set(headlines())
 
 
-#: Names in the modules below that are no faults: keys of evidence and settings.
-OTHER_NAMES = re.compile(
-    r".*(ratio|ratio_upper|ratio_upper_since)|least_noise|violated_at_step|loud_steps|"
-    r"shift_of_.*|shift_lower|unclipped_canaries|passes_whole|in_one_tensor|median_of_the_others|ratio_of_the_others|"
-    r"expected_batch_size|noise_multiplier|max_grad_norm"
-)
-
-
-@pytest.mark.parametrize(
-    ("module", "fault"),
-    [
-        (clipping, "clip_per_tensor"),
-        (noise_faults, "noise_missing_in_tensors"),
-        (randomness, "few_seeds"),
-        (randomness, "noise_repeated_in_step"),
-    ],
-)
-def test_every_fault_that_a_module_names_has_a_headline(module, fault):
-    source = inspect.getsource(module)
-    tree = ast.parse(source[source.index("\nHEADLINES = {") :])  # evidence of checks comes before
-    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    names = {text for text in texts if re.fullmatch(r"[a-z]+(_[a-z]+)+", str(text))}
-    faults = {name for name in names if not OTHER_NAMES.fullmatch(name)}
-    assert fault in faults
-    assert faults <= set(headlines())
-    assert set(module.HEADLINES) <= faults
+@pytest.mark.parametrize("name", ["noise_missing_in_tensors", "noise_repeated_in_step"])
+def test_a_fault_of_several_checks_has_a_headline_and_no_check_that_names_it_alone(name):
+    assert name in headlines()
+    assert not any(rule.fault.name == name for one in REGISTRY.values() for rule in one.faults)
 
 
 def test_headlines_are_short_and_unique():
@@ -259,8 +283,8 @@ def test_headlines_are_short_and_unique():
 
 
 def test_a_rule_without_headline_has_its_sentence_for_one(monkeypatch):
-    rule = FaultRule("made_up", "made up: nothing", "nowhere", rank=-20)
-    made_up = Check("made.up", "nothing that exists", wrong=lambda _: True, faults=(rule,))
+    rule = Fault("made_up", "", "made up: nothing", "nowhere").rule(-20)
+    made_up = Check("made.up", wrong=lambda _: True, faults=(rule,))
     monkeypatch.setitem(REGISTRY, "made.up", made_up)
     assert headlines()["made_up"] == "made up: nothing"
 
@@ -268,39 +292,43 @@ def test_a_rule_without_headline_has_its_sentence_for_one(monkeypatch):
 # --- Input and output of the rules that name a fault: the case, and candidates.
 
 
+SCALE = Fault("noise_scale", "", "too small", "add_noise")
+
+
 def case_of(**evidence: object) -> Case:
-    return Case({"noise": check("noise", **evidence)}, None, 1000.0)
+    return Case({"noise": named("noise", **evidence)}, None, 1000.0)
 
 
 def test_the_first_finding_is_that_of_the_question_and_not_of_the_record():
-    case = Case({name: check(name) for name in ("noise", "sensitivity")}, None, 1000.0)
+    case = Case({name: named(name) for name in ("noise", "sensitivity")}, None, 1000.0)
     assert case.first_of(("sensitivity", "noise")) == "sensitivity"
     assert case.first_of(("epsilon",)) is None
 
 
 def test_a_candidate_is_where_its_finding_was_seen_and_has_its_numbers():
     case = case_of(ratio=0.5, violated_at_step=7, flagged=["a", "b"], process=1)
-    fault = case.candidate("noise_scale", "noise", "too small", "add_noise").fault
+    fault = case.candidate(SCALE, "noise").fault
     assert (fault.place, fault.evidence) == (Place(("a", "b"), 7, 1), {"ratio": 0.5})
 
 
 def test_a_step_is_at_most_the_last_one_even_if_a_loader_draws_ahead():
     monitor = monitor_of(simulate(7))
-    case = Case({"noise": check("noise", violated_at_step=7)}, monitor, 1000.0)
-    assert case.candidate("noise_scale", "noise", "", "").fault.place.step == 6
+    case = Case({"noise": named("noise", violated_at_step=7)}, monitor, 1000.0)
+    assert case.candidate(SCALE, "noise").fault.place.step == 6
 
 
 def test_a_rule_may_say_better_where_and_by_which_numbers():
     case = case_of(ratio=0.5, flagged=["a"])
     candidate = case.candidate(
-        "noise_scale", "noise", "", "", {"lag": 3}, ("c",), explains=("reuse.lag",)
+        SCALE, "noise", "smaller", {"lag": 3}, ("c",), explains=("reuse.lag",)
     )
+    assert (candidate.fault.name, candidate.fault.sentence) == ("noise_scale", "smaller")
     assert (candidate.fault.place.parameters, candidate.fault.evidence) == (("c",), {"lag": 3})
     assert candidate.explains == ("reuse.lag",)
 
 
 def test_a_single_parameter_may_be_a_name_alone():
-    fault = case_of(parameters="net.0.bias", step=0).candidate("f", "noise", "", "").fault
+    fault = case_of(parameters="net.0.bias", step=0).candidate(SCALE, "noise").fault
     assert fault.place == Place(("net.0.bias",), 0, None)
 
 
@@ -355,38 +383,35 @@ def test_a_checkpoint_with_other_checks_or_shares_is_refused():
             refuse_others(now, then)
 
 
-class Outside:
+class Outside(Statistic):
     """A statistic of a package that adds a check; its parts refer to each other."""
 
-    def __init__(self) -> None:
-        self.test, self.whole = Evidence("a.median", 1e-3, 0.1), [self]
+    def begin(self, header: RecordHeader) -> None:
+        self.whole = [self]
 
 
 def test_tests_in_statistics_of_other_packages_are_found(monkeypatch):
-    assert list(evidence_in({"a.median": Outside()})) == []  # of no package that adds a check
-    median = Check(
-        "a.median", "nothing", each=True, reads="steps", init=lambda *_: Outside(), weight=10
-    )
+    median = Check("a.median", each=True, reads="steps", statistic=Outside, weight=10)
+    made = median.new_statistic(HEADER, 1e-3)
+    assert list(evidence_in({"a.median": made})) == []  # of no package that adds a check
     monkeypatch.setitem(REGISTRY, median.name, median)
-    made = Outside()
     assert list(evidence_in({"a.median": made})) == [made.test]
 
 
 def test_a_record_lists_all_its_statistics(monkeypatch):
     before = AuditMonitor(HEADER, SIGNIFICANCE).shares
     assert before["noise.tensor"] == pytest.approx(shares()["noise.tensor"])
-    plain = Check("a.count", "nothing", each=True, reads="steps", init=lambda *_: object())
+    plain = Check("a.count", each=True, reads="steps", statistic=Outside)
     monkeypatch.setitem(REGISTRY, plain.name, plain)
     assert AuditMonitor(HEADER, SIGNIFICANCE).shares == {**before, "a.count": 0.0}
 
 
 MADE_UP = Check(
     "made.up",
-    "nothing that exists",
     weight=3,
     group="noise",
     wrong=lambda seen: seen["much"] > 1,
-    faults=(FaultRule("made_up", "made up: nothing", "nowhere", rank=-20),),
+    faults=(Fault("made_up", "", "made up: nothing", "nowhere").rule(-20),),
 )
 
 
@@ -411,7 +436,7 @@ def test_no_two_checks_name_faults_of_one_rank():
 def test_a_check_that_is_added_is_known_everywhere(monkeypatch):
     before = shares()
     monkeypatch.setitem(REGISTRY, MADE_UP.name, MADE_UP)
-    found = MADE_UP.judged({"much": 2}, "", "too much", "less")
+    found = MADE_UP.judged({"much": 2})
     assert "made.up" in findings()
     weights = math.fsum(check.weight for check in REGISTRY.values() if not check.warns)
     assert shares()["made.up"] == pytest.approx(0.9 * 3 / weights)
@@ -431,26 +456,25 @@ PAGE = (REPOSITORY / "docs" / "own-checks.md").read_text(encoding="utf-8")
 MODULE = PAGE.split("```python\n")[1].split("```")[0]
 COUNTED = """
 
-class Counted:
-    def __init__(self):
+class Counted(Statistic):
+    def begin(self, header):
         self.steps = 0
 
     def update(self, seen):
         self.steps += len(seen.step)
 
-    def results(self):
-        seen = {"steps": self.steps}
-        return (COUNTED.judged(seen, f"{self.steps} steps have noise", "none has", "train"),)
+    def evidence(self):
+        return {"steps": self.steps}
 
 
 COUNTED = Check(
     "steps.counted",
-    "no step has noise",
     each=True,
     always=True,
     wrong=lambda seen: seen["steps"] < 1,
+    fine="some steps have noise",
     reads="steps",
-    init=lambda header, significance: Counted(),
+    statistic=Counted,
 )
 CHECKS = (MEDIAN, COUNTED)
 """
@@ -461,7 +485,7 @@ import noise_median
 import sys
 
 import pytorch_lightning as pl
-from checks_table import table
+from checks_page import markdown
 from resume_support import StepwiseModule
 
 from lightning_audit.cli.main import main
@@ -492,7 +516,7 @@ def train(name, allow=(), fault=None, resume=None):
 train("plain")
 train("resumed", resume=f"{folder}/plain/last.ckpt")
 train("shifted", ["noise.median"], NoiseWithAMean)
-print(table())
+print(markdown())
 print("exit code", main(["check", f"{folder}/plain/report.json"]))
 """
 
@@ -553,9 +577,10 @@ def checks_of(directory: Path) -> dict[str, dict[str, Any]]:
 def test_a_check_from_outside_is_in_report_docs_gate_and_state(site, trained):
     found = checks_of(site / "plain")
     assert (found["noise.median"]["status"], found["steps.counted"]["status"]) == ("ok", "ok")
-    assert found["steps.counted"]["message"] == "8 steps have noise"
+    assert found["steps.counted"]["message"] == "some steps have noise"
+    assert found["steps.counted"]["evidence"] == {"steps": 8}
     assert found["noise.median"]["share"] > 0
-    assert "| `noise.median` | noise whose median is not zero |" in trained
+    assert "| `noise.median` | Median of the noise | Noise is not centered |" in trained
     # A training of a few steps is inconclusive; the gate reads and judges it.
     assert "\nINCONCLUSIVE: no check failed" in trained
     assert f"exit code {EXIT_CODES['INCONCLUSIVE']}" in trained
@@ -563,7 +588,7 @@ def test_a_check_from_outside_is_in_report_docs_gate_and_state(site, trained):
     code, output = gate((), site / "plain")
     assert code == 2
     assert "noise.median" in output
-    assert checks_of(site / "resumed")["steps.counted"]["message"] == "16 steps have noise"
+    assert checks_of(site / "resumed")["steps.counted"]["evidence"] == {"steps": 16}
 
 
 @pytest.mark.usefixtures("trained")

@@ -1,9 +1,11 @@
+import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from noise_steps import block_step, noise_step, whole_step
+from noise_steps import HEADER, block_step, noise_step, result_of, whole_step
 from numpy.typing import NDArray
 from simulated_record import (
     LABELS,
@@ -29,13 +31,11 @@ from lightning_audit.checks.noise import (
     NOISE_STEP,
     NOISE_TENSOR,
     NOISE_WHOLE,
-    NoiseMean,
     Onset,
     PooledSums,
-    SingleEntries,
-    WholeSizes,
+    equal_noise_result,
 )
-from lightning_audit.checks.randomness import NoiseForecast, SharedEntries
+from lightning_audit.checks.randomness import REUSE_ENTRIES, REUSE_FORECAST
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.verdict.diagnosis import likely_faults
 
@@ -52,13 +52,18 @@ def whole(
     return {"entries": sizes, "squares": noise + data * sizes, "noise_squares": noise}
 
 
+def of_tensors(names: Sequence[str]) -> Any:
+    """The statistic of the noise over whole tensors, without observations."""
+    return NOISE_WHOLE.new_statistic(dataclasses.replace(HEADER, tensors=tuple(names)), 1e-3)
+
+
 def sizes_of(
     factor: tuple[float, float, float], *, steps: int = 20, alone: bool = True, data: float = 0.0
 ) -> CheckResult:
-    rng, check = np.random.default_rng(0), WholeSizes(1e-3, NAMES)
+    rng, check = np.random.default_rng(0), of_tensors(NAMES)
     for step in range(steps):
         check.update(whole_step(whole(rng, np.array(factor), data=data), step, alone=alone))
-    return check.result("")
+    return result_of(check)
 
 
 # ------------------------------------------------------------------ over whole tensors
@@ -91,18 +96,18 @@ def test_a_little_less_in_a_small_tensor_is_seen_over_the_steps():
 
 
 def test_one_step_without_noise_among_many_is_seen():
-    rng, check = np.random.default_rng(1), WholeSizes(1e-3, NAMES)
+    rng, check = np.random.default_rng(1), of_tensors(NAMES)
     for step in range(200):
         factor = np.array([0.0 if step == 150 else 1.0, 1.0, 1.0])
         check.update(whole_step(whole(rng, factor), step))
-    result = check.result("")
+    result = result_of(check)
     assert (result.evidence["violated_at_step"], result.evidence["flagged"]) == (150, ["weight"])
 
 
 def test_the_limit_of_the_quietest_step_holds_though_step_and_tensor_are_chosen():
     missed = 0
     for run in range(60):
-        rng, check = np.random.default_rng(run), WholeSizes(1e-3, NAMES)
+        rng, check = np.random.default_rng(run), of_tensors(NAMES)
         for step in range(60):
             check.update(whole_step(whole(rng, np.full(3, 0.8)), step))
         least, limit = check._smallest[1], check._upper_at_one_step([1])  # few entries
@@ -119,7 +124,7 @@ def test_where_the_noise_is_not_known_alone_the_release_counts():
 
 
 def test_noise_in_a_type_of_low_precision_is_not_too_small():
-    rng, check = np.random.default_rng(2), WholeSizes(1e-3, ("large",))
+    rng, check = np.random.default_rng(2), of_tensors(("large",))
     entries = np.array([200_000.0])
     for step in range(20):
         mantissa, exponent = np.frexp(rng.normal(size=200_000))
@@ -128,16 +133,15 @@ def test_noise_in_a_type_of_low_precision_is_not_too_small():
         check.update(
             whole_step({"entries": entries, "squares": squares, "noise_squares": squares}, step)
         )
-    assert check.result("").status == "ok"
+    assert result_of(check).status == "ok"
 
 
 def test_what_is_not_finite_leaves_no_trace_and_no_step_says_what_was_missing():
-    check, broken = WholeSizes(1e-3, ("a",)), np.array([np.nan])
+    check, broken = of_tensors(("a",)), np.array([np.nan])
     check.update(whole_step({"entries": np.ones(1), "squares": broken, "noise_squares": broken}, 0))
-    result = check.result("")
+    result = result_of(check)
     assert result.status == "not_run"
     assert "whole tensors were read together with their clipped sums" in result.message
-    assert check.result("they are hidden").message == "not tested: they are hidden"
 
 
 @pytest.mark.parametrize("runs", staged(heavy=[500], nightly=[5000]))
@@ -146,10 +150,10 @@ def test_what_is_not_finite_leaves_no_trace_and_no_step_says_what_was_missing():
 def test_claimed_noise_is_accused_at_a_level(factor, sizes, runs):
     accused, entries = 0, np.array(sizes)
     for seed in range(runs):
-        rng, check = np.random.default_rng(seed), WholeSizes(1e-3, ["t"] * len(sizes))
+        rng, check = np.random.default_rng(seed), of_tensors(["t"] * len(sizes))
         for step in range(60):
             check.update(whole_step(whole(rng, np.full(len(sizes), factor), entries), step))
-        accused += (check.result("").log_e_value or 0.0) >= np.log(20.0)
+        accused += (result_of(check).log_e_value or 0.0) >= np.log(20.0)
     assert accused <= most_failures(runs, 0.05, 5000)
 
 
@@ -157,12 +161,12 @@ def test_claimed_noise_is_accused_at_a_level(factor, sizes, runs):
 
 
 def test_entries_without_noise_are_counted():
-    rng, check = np.random.default_rng(0), SingleEntries(1e-3)
+    rng, check = np.random.default_rng(0), NOISE_ENTRIES.new_statistic(HEADER, 1e-3)
     for step in range(40):
         noise = rng.normal(size=384)
         noise[[3, 100, 250]] = 0.0
         check.update(noise_step(noise, step))
-    result = check.result("")
+    result = result_of(check)
     assert result.status == "violated"
     assert result.evidence["violated_at_step"] < 20
     assert (result.evidence["quiet"], result.evidence["entries"]) == (3, 384)
@@ -172,35 +176,34 @@ def test_entries_without_noise_are_counted():
 
 def test_entries_with_noise_of_their_own_are_left_alone():
     for seed in range(10):
-        rng, check = np.random.default_rng(seed), SingleEntries(1e-3)
+        rng, check = np.random.default_rng(seed), NOISE_ENTRIES.new_statistic(HEADER, 1e-3)
         for step in range(150):
             check.update(noise_step(rng.normal(size=384), step))
-        assert check.result("").status == "ok"
-    assert SingleEntries(1e-3).result("").status == "not_run"
+        assert result_of(check).status == "ok"
+    assert result_of(NOISE_ENTRIES.new_statistic(HEADER, 1e-3)).status == "not_run"
 
 
 # ------------------------------------------------------------------ entries that share it
 
 
 def test_entries_that_share_their_noise_are_told_with_their_distance():
-    rng, check = np.random.default_rng(0), SharedEntries(1e-3)
+    rng, check = np.random.default_rng(0), REUSE_ENTRIES.new_statistic(HEADER, 1e-3)
     for step in range(5):
         check.update(block_step(np.resize(rng.normal(size=50), 500), step))
-    result = check.result("")
+    result = result_of(check)
     assert (result.status, result.evidence["distance"] % 50) == ("violated", 0)
     assert result.evidence["left"] < 0.5
     assert f"at distance {result.evidence['distance']}" in result.message
     for step in range(5, 10):
         check.update(block_step(rng.normal(size=500), step))
-    assert check.result("").evidence["left"] < 0.5  # as it was when most was seen
+    assert result_of(check).evidence["left"] < 0.5  # as it was when most was seen
 
 
 def test_entries_that_share_nothing_are_left_alone():
-    rng, check = np.random.default_rng(0), SharedEntries(1e-3)
+    rng, check = np.random.default_rng(0), REUSE_ENTRIES.new_statistic(HEADER, 1e-3)
     for step in range(60):
         check.update(block_step(rng.normal(size=300), step))
-    assert check.result("").status == "ok"
-    assert SharedEntries(1e-3).result("they are hidden").message == "not tested: they are hidden"
+    assert result_of(check).status == "ok"
 
 
 # --- A training that is stopped again and again is accused no more often than the level says.
@@ -209,24 +212,24 @@ LEVEL, STEPS, ENTRIES = 0.05, 6, 32
 
 
 def flagged(
-    kind: type[Any], share: float, segments: int, rng: np.random.Generator, quiet: int = 0
+    kind: Check, share: float, segments: int, rng: np.random.Generator, quiet: int = 0
 ) -> bool:
     """Whether any segment flags at the level; in segment ``quiet`` an entry has no noise."""
     for k in range(1, segments + 1):
-        check = kind(LEVEL / share)  # the share of it is the level
+        check = kind.new_statistic(HEADER, LEVEL / share)  # the share of it is the level
         (test,) = evidence_in(check)
         test.segment = k
         for step in range(STEPS * (10 if k == quiet else 1)):
             noise = rng.normal(size=ENTRIES)
             noise[0] *= k != quiet
-            noise *= 1.0 if kind is SingleEntries or k != quiet else 0.1
+            noise *= 1.0 if kind is NOISE_ENTRIES or k != quiet else 0.1
             check.update(noise_step(noise, step))
         if test.violated:
             return True
     return False
 
 
-@pytest.mark.parametrize("kind", [SingleEntries, NoiseForecast])
+@pytest.mark.parametrize("kind", [NOISE_ENTRIES, REUSE_FORECAST])
 @pytest.mark.parametrize(
     ("segments", "runs"), staged(quick=[(10, 40)], heavy=[(40, 200)], nightly=[(100, 1000)])
 )
@@ -235,17 +238,17 @@ def test_many_segments_flag_within_the_level(kind, segments, runs):
     assert sum(flagged(kind, 0.005, segments, rng) for _ in range(runs)) <= LEVEL * runs
 
 
-@pytest.mark.parametrize("kind", [SingleEntries, NoiseForecast])
+@pytest.mark.parametrize("kind", [NOISE_ENTRIES, REUSE_FORECAST])
 def test_a_fault_of_the_third_segment_is_found(kind):
     assert flagged(kind, 0.005, 3, np.random.default_rng(2), quiet=3)
 
 
 def found(mean: float, *, steps: int = 20, seed: int = 0) -> CheckResult:
     """Result for noise of this mean, in units of its standard deviation."""
-    rng, check = np.random.default_rng(seed), NoiseMean(1e-3)
+    rng, check = np.random.default_rng(seed), NOISE_MEAN.new_statistic(HEADER, 1e-3)
     for step in range(steps):
         check.update(noise_step(mean + rng.normal(size=384), step))
-    return check.result("")
+    return result_of(check)
 
 
 def test_noise_around_zero_is_left_alone():
@@ -267,7 +270,6 @@ def test_a_run_without_noise_to_see_says_why_nothing_was_tested():
     assert result.message == (
         "not tested: no step's entries were read between its noise and its update"
     )
-    assert NoiseMean(1e-3).result("they are hidden").message == "not tested: they are hidden"
 
 
 NOISE_OF_NOISE_SIZE = {"noise", "noise.tensor", "noise.canary"}
@@ -293,7 +295,6 @@ def test_half_noise_is_named():
     verdict = verdict_of(record)
     assert (verdict.outcome, verdict.kind) == ("VIOLATION", "mechanism")
     assert verdict.fault.startswith("noise scale too small: the noise is at most 0.53 times the")
-    assert by_name(monitor_of(record))["noise"].advice.startswith("compare the noise that is drawn")
 
 
 @pytest.mark.parametrize("tensor", range(len(TENSORS)))
@@ -466,7 +467,7 @@ def test_dividing_by_the_batch_is_named_and_explains_what_follows_from_it():
 
 
 def test_too_loud_noise_may_be_told_without_an_e_value():
-    assert NOISE_EXCESS.judged({"processes": 2}, "", "too much", "less").status == "warned"
+    assert equal_noise_result(2).status == "warned"
 
 
 def told(smallest_ratio: float, *also: Check) -> list[str]:

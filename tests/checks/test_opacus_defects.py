@@ -135,7 +135,7 @@ def test_attention_that_lets_padding_past_its_mask_is_named(tmp_path):
     (fault,) = report.verdict.faults
     assert (fault.finding, fault.name) == ("coupling", "attention_mixes_places")
     (found,) = (check for check in report.checks if check.status == "violated")
-    assert "`net.attention`" in found.advice
+    assert "`net.attention` lets padding past its mask" in found.message
     assert found.evidence["attention"] == "net.attention"
 
 

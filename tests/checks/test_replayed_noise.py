@@ -232,7 +232,7 @@ def test_what_is_certain_is_found_and_named_by_the_sharpest_kind():
     assert (result.status, result.evidence["violated_at_step"]) == ("violated", 40)
     assert result.evidence["of"] == MISSING
     rule = next(rule for rule in REPLAY_NOISE.faults if rule.applies(result.evidence))
-    assert rule.name == "noise_missing_at_entries"
+    assert rule.fault.name == "noise_missing_at_entries"
     assert "3 entries have none" in result.message
 
 
@@ -247,7 +247,7 @@ def test_entries_that_go_together_a_little_in_every_look_are_found():
     assert result.status == "violated"
     assert (result.evidence["of"], result.evidence["finding"]) == (TOGETHER, "they go together")
     rule = next(rule for rule in REPLAY_NOISE.faults if rule.applies(result.evidence))
-    assert rule.name == "noise_alike_at_entries"
+    assert rule.fault.name == "noise_alike_at_entries"
 
 
 def test_a_kind_that_says_more_comes_before_a_larger_one():

@@ -362,13 +362,13 @@ def test_passes_over_shuffled_batches_cost_as_steps_on_all_do(sigma, passes):
     assert ("one epoch costs" in told) == (passes == 1)
 
 
-def test_what_was_chosen_is_told_otherwise_than_what_lightning_does():
+def test_a_loader_that_was_chosen_is_said_to_be():
     given = ("not_poisson", "BatchSampler", None, 0.01, [64])
     (dropped,) = sampling.sampling_results(*given)
     (chosen,) = sampling.sampling_results(*given, by_choice=True, holds=". What holds: so much")
-    assert "train on the loader that PrivacyEngine" in dropped.advice
-    assert chosen.advice.startswith("make_private was called with poisson_sampling=False")
-    assert chosen.message == f"{dropped.message}. What holds: so much"
+    said = "; make_private was called with poisson_sampling=False. What holds: so much"
+    assert chosen.message == dropped.message + said
+    assert chosen.advice == dropped.advice
 
 
 @pytest.mark.parametrize(
@@ -467,9 +467,10 @@ def test_unknown_sampling_blocks_a_pass_only_where_subsampling_is_accounted_for(
 
 def test_what_a_private_size_costs_within_the_claim_is_unpaid_and_blocks_a_pass():
     blocks = sampling.EXPECTED_BATCH_SIZE.blocks
-    found = sampling.EXPECTED_BATCH_SIZE.judged(divisor(2.0, 3.0), "it tells", "", "")
-    found = dataclasses.replace(found, advice="set it")
-    assert blocks(found) == "it tells: the epsilon of both together is unknown; set it"
+    found = sampling.EXPECTED_BATCH_SIZE.judged(divisor(2.0, 3.0), "it tells")
+    found = dataclasses.replace(found, advice="a divisor")
+    said = "it tells: the epsilon of both together is unknown; look at a divisor"
+    assert blocks(found) == said
     assert blocks(dataclasses.replace(found, evidence=divisor(2.0, 3.0, private=False))) == ""
     assert blocks(dataclasses.replace(found, status="violated")) == ""
 

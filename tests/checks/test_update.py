@@ -10,7 +10,13 @@ from simulated_record import monitor_of, simulate, verdict_of, violated
 from lightning_audit.checks import update
 from lightning_audit.checks.accounting import EPSILON
 from lightning_audit.checks.check import MEASURED, entailed, group
-from lightning_audit.checks.clipping import CLIPPING_NORM, FINITE, LOSS_REDUCTION, SENSITIVITY
+from lightning_audit.checks.clipping import (
+    CLIPPING_NORM,
+    FINITE,
+    LOSS_REDUCTION,
+    SENSITIVITY,
+    loss_reduction_result,
+)
 from lightning_audit.checks.replay import COUPLING
 from lightning_audit.checks.sampling import LOGICAL_BATCH
 
@@ -21,7 +27,7 @@ def test_replaced_gradient_is_flagged_by_one_step_and_named():
     verdict = verdict_of(record)
     assert (verdict.outcome, verdict.kind) == ("VIOLATION", "mechanism")
     assert verdict.fault.startswith("gradient replaced")
-    assert "#313" in verdict.advice
+    assert "#313" in verdict.root.look_at
 
 
 @pytest.mark.parametrize(
@@ -53,8 +59,8 @@ def test_what_is_wrong_is_named(check, evidence, fault):
 
 def test_a_loss_that_is_added_up_otherwise_warns():
     for loss, status in (("mean", "ok"), ("sum", "warned")):
-        found = LOSS_REDUCTION.judged({"loss": loss, "optimizer": "mean"}, "", "", "")
-        assert found.status == status
+        found = loss_reduction_result(loss, "mean")
+        assert [one.status for one in found] == [status]
 
 
 def test_what_replaces_the_gradient_explains_all_that_is_measured_of_it():

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import readme_rows
 import shares_table
-from checks_table import table
 from literature import CHOICES, EACH, METHODS, SIGNIFICANCE, holds_from, looks, steps_needed
 from readme_rows import PARTS, README, REPOSITORY, costs, made, shown, topics
 from selftest_page import PAGE as SELFTEST_PAGE
@@ -45,8 +44,8 @@ def test_a_page_is_made_of_the_registry(page, make, part):
 
 
 def test_each_check_has_a_row_below_its_topic():
-    _, *sections, findings = checks_page.markdown().split("\n## ")
-    assert findings.startswith("All findings\n")
+    _, *sections, conditions = checks_page.markdown().split("\n## ")
+    assert conditions.startswith("Conditions\n")
     assert [section.split("\n")[0] for section in sections] == list(QUESTIONS)
     for check in REGISTRY.values():
         having = [
@@ -56,21 +55,10 @@ def test_each_check_has_a_row_below_its_topic():
 
 
 def test_a_check_of_another_package_has_a_row_of_its_own(monkeypatch):
-    monkeypatch.setitem(REGISTRY, "made.up", Check("made.up", "nothing that exists"))
-    *_, others, findings = checks_page.markdown().split("\n## ")
+    monkeypatch.setitem(REGISTRY, "made.up", Check("made.up", meaning="It is odd."))
+    *_, others, _ = checks_page.markdown().split("\n## ")
     assert others.startswith("Other packages\n")
-    assert "| `made.up` | made.up | made.up | nothing that exists |  |\n" in others
-    assert "| `made.up` | nothing that exists |\n" in findings
-
-
-def test_the_docs_page_ends_with_the_table_of_the_registry():
-    text = checks_page.PAGE.read_text(encoding="utf-8")
-    assert text.endswith(f"\n\n{table()}"), "run `python docs/build/checks_page.py`"
-
-
-def test_a_check_that_is_added_has_a_row(monkeypatch):
-    monkeypatch.setitem(REGISTRY, "made.up", Check("made.up", "nothing that exists"))
-    assert "| `made.up` | nothing that exists |\n" in table()
+    assert "| `made.up` | made.up | made.up | It is odd. |  |\n" in others
 
 
 def test_a_private_check_that_is_added_has_a_row(monkeypatch):

@@ -68,9 +68,8 @@ def test_an_accountant_that_starts_again_is_named(tmp_path):
     report = raised.value.report
     assert report.verdict.root.finding == "ledger.accountant"
     (found,) = (check for check in report.checks if check.name == "ledger.accountant")
-    assert found.advice.startswith("a new PrivacyEngine has a new accountant")
-    assert "lightning_audit.Rounds(..., continue_accountant=True)" in found.advice
-    assert "continue_accountant=True" in report.verdict.root.look_at
+    assert "a new PrivacyEngine has a new accountant" in found.advice
+    assert "lightning_audit.Rounds(..., continue_accountant=True)" in report.verdict.root.look_at
     assert client.last.engine.accountant.history == []  # not mended in silence
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lightning_audit.checks.check import REGISTRY, Check, Evidence
+from lightning_audit.checks.check import REGISTRY, Check, Evidence, Statistic
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise import NOISE, NOISE_ENTRIES
 from lightning_audit.checks.probes import Witnesses, WitnessReducer
@@ -52,7 +52,7 @@ def entries(log_e: float, significance: float = SIGNIFICANCE, **numbers: float) 
     test = Evidence(NOISE_ENTRIES.name, significance, NOISE_ENTRIES.share)
     if log_e >= 0.0:
         test.update(log_e, 9)
-    return NOISE_ENTRIES.result(test, NOISE_ENTRIES.fine, "quiet entries", "look", numbers)
+    return NOISE_ENTRIES.result(test, {"quiet": 2, "entries": 9, **numbers})
 
 
 def resumed(*checks: CheckResult, significance: float = SIGNIFICANCE) -> EarlierSegments:
@@ -66,7 +66,7 @@ def resumed(*checks: CheckResult, significance: float = SIGNIFICANCE) -> Earlier
 def test_a_violation_of_an_earlier_segment_stays_with_two_digits_of_its_evidence():
     after = resumed(entries(LEVEL + 3.0, quietest=0.123456))
     (found,) = after.joined(-1, [entries(0.0)], SIGNIFICANCE)
-    assert (found.status, found.message) == ("violated", "quiet entries")
+    assert (found.status, found.message[:18]) == ("violated", "2 of the 9 entries")
     assert found.evidence["quietest"] == 0.12
     assert found.evidence["violated_at_step"] == 9
     (again,) = after.joined(-1, [entries(-1.0)], SIGNIFICANCE)
@@ -75,7 +75,7 @@ def test_a_violation_of_an_earlier_segment_stays_with_two_digits_of_its_evidence
 
 
 def test_a_checkpoint_with_results_of_a_check_that_is_not_installed_is_refused(monkeypatch):
-    outside = Check("made.up", "nothing", wrong=lambda seen: False, private=True)
+    outside = Check("made.up", wrong=lambda seen: False, private=True)
     with monkeypatch.context() as installed:
         installed.setitem(REGISTRY, outside.name, outside)
         state = EarlierSegments().state([[outside.not_run("nothing")]], [SIGNIFICANCE])
@@ -99,7 +99,7 @@ def test_of_what_was_not_found_a_power_of_ten_is_left_and_no_number_below_it():
 
 def test_a_check_of_releases_is_in_no_state():
     test = Evidence(NOISE.name, SIGNIFICANCE, NOISE.share)
-    result = NOISE.result(test, "fine", "wrong", "look", {})
+    result = NOISE.result(test, {})
     assert resumed(result).joined(-1, [], SIGNIFICANCE) == []
 
 
@@ -114,8 +114,8 @@ def test_another_significance_judges_earlier_segments_by_their_powers_of_ten():
 
 
 def test_a_check_without_e_value_keeps_what_it_found():
-    wrong = COUPLING.judged({"replays": 1, "change": 0.5, "step": 3}, "", "depends", "look")
-    fine = COUPLING.judged({"replays": 1, "change": None, "step": None}, COUPLING.fine, "", "")
+    wrong = COUPLING.judged({"replays": 1, "change": 0.5, "step": 3})
+    fine = COUPLING.judged({"replays": 1, "change": None, "step": None})
     assert wrong.status == "violated"
     for now in (fine, COUPLING.not_run("not asked")):
         (found,) = resumed(wrong).joined(-1, [now], SIGNIFICANCE)
@@ -237,13 +237,13 @@ def test_foreign_objects_and_what_would_come_back_as_another_type_are_refused(pa
 
 
 def test_a_class_that_no_resume_would_find_is_refused(monkeypatch):
-    class Local:
+    class Local(Statistic):
         """A statistic whose class is defined in a function."""
 
-    local = Check("a.local", "nothing", each=True, reads="steps", init=lambda *_: Local())
+    local = Check("a.local", each=True, reads="steps", statistic=Local)
     monkeypatch.setitem(REGISTRY, local.name, local)
     with pytest.raises(TypeError, match=r"Local cannot be part.*at the top of its module"):
-        snapshot([Local()])
+        snapshot([local.new_statistic(HEADER, SIGNIFICANCE)])
 
 
 @pytest.mark.parametrize(
@@ -261,6 +261,8 @@ def test_classes_of_other_packages_or_versions_are_refused(name):
 def test_data_that_are_no_snapshot_are_refused():
     with pytest.raises(ValueError, match=r"keys \['x'\] are no part of a snapshot"):
         restore({"x": 1})
+    with pytest.raises(ValueError, match=r"the check 'made\.up', which no installed package"):
+        restore({"check": "made.up"})
 
 
 HEADER = RecordHeader(

@@ -261,7 +261,7 @@ UNSORTED = "enforce_sorted=False"
 def test_gradients_that_depend_on_other_records_are_found(tmp_path, kind, net, advice):
     report = violation(tmp_path, kind(net(), dataset=digits()), audit(), max_steps=1)
     assert report.verdict.fault.startswith(FAULT)
-    assert advice in report.verdict.advice
+    assert advice in report.verdict.root.look_at
 
 
 @pytest.mark.parametrize(

@@ -370,4 +370,4 @@ def test_alternatives_share_the_finding_and_further_findings_do_not():
     assert shown is not None
     assert shown.alternatives == ("another reason",)
     (further,) = verdicts.further_findings(report)
-    assert (further.headline, further.look_at) == ("Batches are shuffled", "The loader.")
+    assert (further.headline, further.look_at) == ("Batches are shuffled", "the loader")

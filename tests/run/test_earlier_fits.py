@@ -78,7 +78,7 @@ def test_a_fit_that_continues_another_must_keep_the_claim_with_it(tmp_path, budg
     assert second.composed
     found = next(check for check in second.checks if check.name == "accounting")
     assert "those that it continues" in found.message
-    assert "PrivacyClaim(new_data=True)" in found.advice
+    assert "PrivacyClaim(new_data=True)" in found.message
 
 
 @pytest.mark.parametrize("kind", ["new_data", "other start", "no claim", "disjoint"])

@@ -136,7 +136,7 @@ def test_few_private_records_and_many_parameters_are_a_violation(accused):
     # The audit stops it at the end of the first epoch.
     assert (evidence["of_neighbours"], evidence["coordinates"]) == ([19], 10 * 26_122)
     assert evidence["epsilon_of_divisor"] == pytest.approx(877.6, abs=0.1)
-    assert "set optimizer.expected_batch_size to a constant" in report.verdict.advice
+    assert "set optimizer.expected_batch_size to a constant" in report.verdict.root.look_at
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_lightning_drops_the_loader_of_make_private(accused):
     report = accused(module, steps=32)
     assert (type(module.returned), type(module.used)) == (DPDataLoader, DataLoader)
     assert status(report, "sampling.not_poisson") == "violated"
-    assert "DPDataLoader.from_data_loader" in report.verdict.advice
+    assert "DPDataLoader.from_data_loader" in report.verdict.root.look_at
 
 
 # ------------------------------------------------------------------ samplers of unknown type
@@ -243,7 +243,7 @@ def test_lightning_cuts_logical_batches_and_opacus_adds_the_rest_to_the_next(acc
     assert status(report, "logical_batch") == "violated"
     assert report.verdict.kind == "mechanism"
     assert "count twice" in report.verdict.fault
-    assert "def __len__(self): raise TypeError" in report.verdict.advice
+    assert "def __len__(self): raise TypeError" in report.verdict.root.look_at
 
 
 @pytest.mark.parametrize("workers", WORKERS)

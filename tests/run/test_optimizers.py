@@ -207,7 +207,7 @@ def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(audite
         of_record = {c.name: c for c in monitor.results() if c.name != "gradient_replaced"}
         again = {name: c.log_e_value for name, c in of_record.items() if name in told}
         assert {name: told[name] for name in again} == again
-        assert monitor.witness_noise.pooled.threshold == -np.log(of_record["noise"].share * 0.5e-3)
+        assert monitor.witness_noise.test.threshold == -np.log(of_record["noise"].share * 0.5e-3)
 
 
 @pytest.mark.heavy

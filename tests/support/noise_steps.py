@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit.checks.check import Statistic
 from lightning_audit.record.store import Observation, RecordHeader
+from lightning_audit.results.audit_report import CheckResult
 
 #: Of a record with one canary and two tensors.
 HEADER = RecordHeader(("Dirac(a)",), ("a", "b"), (3, 4), 5)
@@ -45,3 +47,9 @@ def whole_step(whole: dict[str, Any], number: int, *, alone: bool = True) -> Obs
 def block_step(block: NDArray[Any], number: int) -> Observation:
     """A step of which a block of entries was read."""
     return whole_step({"block": block}, number)
+
+
+def result_of(statistic: Statistic, lack: str = "") -> CheckResult:
+    """Result of a statistic of one check."""
+    (found,) = statistic.results(lack)
+    return found
