@@ -303,12 +303,13 @@ _APART = {"partition", "rpartition", "startswith", "endswith", "removeprefix", "
 _SENTENCE = re.compile(
     r"message|sentence|summary|advice|reason|fault\b|error|told|said|note\b|text\b|label", re.I
 )
-#: What is no sentence of ours: texts of other libraries, a format of our own, a file of Linux.
+#: What is no sentence of ours: texts of other libraries, formats of our own, a file of Linux.
 EXCEPTIONS = {
     "files": "msgspec's errors",
     "many/vectorised": "torch's errors",
     "session/planner": "the wire format between processes",
     "checks/disclosure": "a pattern in numbers",
+    "record/store": "the labels of canaries, as a record's header has them",
     "replay/training_state": "a file of /proc",
 }
 

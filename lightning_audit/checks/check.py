@@ -818,6 +818,7 @@ class Case:
         evidence: Mapping[str, Any] | None = None,
         parameters: tuple[str, ...] | None = None,
         explains: tuple[str, ...] = (),
+        seen: str = "",
     ) -> Candidate:
         """Return a candidate, placed at its finding.
 
@@ -828,12 +829,13 @@ class Case:
             evidence: numbers; None for the evidence of the check.
             parameters: names of parameters; None for those in the evidence of the check.
             explains: findings that the fault entails.
+            seen: what was measured, in words that follow the sentence.
         """
-        seen = self.violated[finding].evidence
+        found = self.violated[finding].evidence
         if evidence is None:
-            evidence = {k: v for k, v in seen.items() if k not in (*_PLACES, *_INTERNAL)}
+            evidence = {k: v for k, v in found.items() if k not in (*_PLACES, *_INTERNAL)}
         if parameters is None:
-            named = next((seen[key] for key in _PARAMETERS if seen.get(key)), ())
+            named = next((found[key] for key in _PARAMETERS if found.get(key)), ())
             parameters = (named,) if isinstance(named, str) else tuple(map(str, named))
         # A loader may draw more batches than steps are taken.
         last = max(self.monitor.steps - 1, 0) if self.monitor else math.inf
@@ -844,21 +846,20 @@ class Case:
         place = Place(
             parameters,
             None if step is None else int(min(step, last)),
-            None if seen.get("process") is None else int(seen["process"]),
-            code=places_in(str(seen.get("where", ""))),
+            None if found.get("process") is None else int(found["process"]),
+            code=places_in(str(found.get("where", ""))),
         )
         known = REGISTRY.get(finding)
         look_at = fault.look_at or (known.look_at if known else "")
-        words = fault.name, sentence or fault.sentence, finding, look_at
-        return Candidate(LikelyFault(*words, dict(evidence), place, entailed), explains)
+        told = ": ".join(filter(None, (sentence or fault.sentence, seen)))
+        words = fault.name, told, finding, look_at, dict(evidence), place, entailed
+        return Candidate(LikelyFault(*words, seen=seen), explains)
 
 
 def named_tensors(monitor: AuditMonitor, labels: Iterable[str]) -> tuple[str, ...]:
     """Return the tensors named in canary labels; a canary over several tensors names none."""
-    inside = [
-        label.partition("(")[2].removesuffix(")").removesuffix(", moving") for label in labels
-    ]
-    return tuple(name for name in dict.fromkeys(inside) if name in monitor.header.tensors)
+    inside = dict.fromkeys(map(monitor.header.tensor_of, labels))
+    return tuple(name for name in inside if name in monitor.header.tensors)
 
 
 # --- The check of an audit over many trainings, and the declarations of the checks of any report.

@@ -614,6 +614,7 @@ def clipping_candidates(case: Case) -> list[Candidate]:
             {**evidence, **named.evidence},
             named.parameters,
             (SENSITIVITY.name, *group("clipping"), *group("replay"), *group("leakage")),
+            named.seen,
         )
         for named in found
         if named is not None
@@ -643,6 +644,7 @@ class _Named:
     sentence: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     parameters: tuple[str, ...] = ()
+    seen: str = ""
 
 
 def _finding(case: Case) -> str | None:
@@ -661,15 +663,17 @@ def _at_times(monitor: AuditMonitor) -> _Named | None:
     if loud.from_then_on:
         return _Named(
             MISSING_FROM_A_STEP_ON,
-            f"clipping is missing from step {loud.numbers[0] + 1} on: since then canaries pass "
-            f"with {loud.shift:.3g} times max_grad_norm; before, they were clipped",
+            f"clipping is missing from step {loud.numbers[0] + 1} on",
             {"loud_steps": loud.numbers},
+            seen=f"since then canaries pass with {loud.shift:.3g} times max_grad_norm; before, "
+            "they were clipped",
         )
     return _Named(
         MISSING_AT_TIMES,
-        f"clipping is missing at times: canaries pass with {loud.shift:.3g} times max_grad_norm "
-        f"{loud.part:.0%} of the times they enter, and are clipped the others",
+        "clipping is missing at times",
         {"loud_steps": loud.numbers},
+        seen=f"canaries pass with {loud.shift:.3g} times max_grad_norm {loud.part:.0%} of the "
+        "times they enter, and are clipped the others",
     )
 
 
@@ -705,10 +709,10 @@ def _by_part(monitor: AuditMonitor) -> _Named | None:
     earlier, last = parts.earlier.shift, parts.last.shift
     return _Named(
         CLIPPING["parts"],
-        "parts of a split batch count differently: a record in its last part adds "
-        f"{max(last, 0.0):.2g} times max_grad_norm, one in an earlier part "
-        f"{max(earlier, 0.0):.2g} times",
+        "parts of a split batch count differently",
         {"shift_of_earlier_parts": earlier, "shift_of_last_parts": last},
+        seen=f"a record in its last part adds {max(last, 0.0):.2g} times max_grad_norm, one in an "
+        f"earlier part {max(earlier, 0.0):.2g} times",
     )
 
 
@@ -718,9 +722,10 @@ def _per_tensor(monitor: AuditMonitor) -> _Named | None:
         return None
     return _Named(
         CLIPPING["tensors"],
-        "clipping per tensor: each tensor is clipped to max_grad_norm on its own, so a whole "
-        f"gradient passes with {spread:.3g} times that norm",
+        "clipping per tensor",
         {"shift_of_spread_canaries": spread, "shift_of_single_tensors": single},
+        seen="each tensor is clipped to max_grad_norm on its own, so a whole gradient passes with "
+        f"{spread:.3g} times that norm",
     )
 
 
@@ -746,17 +751,17 @@ def _counts_twice(monitor: AuditMonitor) -> _Named | None:
         return None
     return _Named(
         CLIPPING["rows"],
-        "a record counts more than once: it adds about "
-        f"{times} times max_grad_norm, as if {times} samples were made of it",
+        "a record counts more than once",
         {"times": times},
+        seen=f"it adds about {times} times max_grad_norm, as if {times} samples were made of it",
     )
 
 
 def _too_large(monitor: AuditMonitor) -> _Named:
     shift = monitor.sensitivity.shift
     what = "a record adds" if _is_input(monitor) else "gradients are clipped at"
-    sentence = f"clipping norm too large: {what} {shift:.3g} times max_grad_norm"
-    return _Named(CLIPPING["norm"], sentence)
+    seen = f"{what} {shift:.3g} times max_grad_norm"
+    return _Named(CLIPPING["norm"], "clipping norm too large", seen=seen)
 
 
 def _is_input(monitor: AuditMonitor) -> bool:

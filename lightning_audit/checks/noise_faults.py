@@ -137,11 +137,11 @@ def _from_a_step_on(case: Case, monitor: AuditMonitor) -> Candidate | None:
     found = case.candidate(
         FROM_A_STEP_ON,
         NOISE_STEP.name,
-        f"{whose} too small from step {step} on, at the latest: since then it is "
-        f"{interval_in_words(None, upper)}; before that it was as claimed",
+        f"{whose} too small from step {step} on, at the latest",
         {"noise_ratio_upper_since": rounded_up(upper)},
         few or None,
         case.of_noise,
+        f"since then it is {interval_in_words(None, upper)}; before that it was as claimed",
     )
     place = dataclasses.replace(found.fault.place, step=step - 1)
     return dataclasses.replace(found, fault=dataclasses.replace(found.fault, place=place))
@@ -218,11 +218,12 @@ def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
         case.candidate(
             MISSING_IN_TENSORS if missing else TOO_SMALL_IN_TENSORS,
             finding,
-            f"noise of some tensors: the noise of {shown} is {what}",
+            "noise of some tensors",
             evidence,
             tuple(flagged),
             # Noise that is slightly too small in some tensors may be so in all, masked by data.
             (NOISE.name, *rest) if missing else rest,
+            f"the noise of {shown} is {what}",
         )
     ]
 
@@ -248,43 +249,45 @@ def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
     sigma, norm = monitor.history[-1].noise_multiplier, monitor.last_norm
     batch, root = monitor.last_scale, math.sqrt(case.processes)
     size, limits = _size(case, monitor, finding, added)
-    small = f"noise scale too small: the noise is {size}"
+    small, seen = "noise scale too small", f"the noise is {size}"
     of_batch = batch > 1 and _WIDE_BAND[0] < ratio * batch < _WIDE_BAND[1]
-    rows: list[tuple[bool, Fault, str, dict[str, float]]] = [
+    rows: list[tuple[bool, Fault, str, str, dict[str, float]]] = [
         (
             of_batch and added * batch > _WIDE_BAND[0],
             DIVIDED_AGAIN,
-            f"noise divided by the batch size: the noise is {size}, about one over the expected "
-            f"batch size of {batch:g}",
+            "noise divided by the batch size",
+            f"{seen}, about one over the expected batch size of {batch:g}",
             {"expected_batch_size": batch},
         ),
         (
             case.processes > 1 and _fits(ratio * root),
             AVERAGED,
-            f"noise averaged over processes: the noise is {size}, about one over the square root "
-            f"of the number of processes, {case.processes}",
+            "noise averaged over processes",
+            f"{seen}, about one over the square root of the number of processes, {case.processes}",
             {"processes": case.processes},
         ),
         (
             0.0 < norm < 1.0 and _fits(ratio / norm),
             SQUARED_NORM,
-            f"{small}, about max_grad_norm={norm:g}, as if that were applied twice",
+            small,
+            f"{seen}, about max_grad_norm={norm:g}, as if that were applied twice",
             {"max_grad_norm": norm},
         ),
         (
             0.0 < sigma < 1.0 and _fits(ratio / sigma),
             SQUARED_MULTIPLIER,
-            f"{small}, about noise_multiplier={sigma:g}, as if that were applied twice",
+            small,
+            f"{seen}, about noise_multiplier={sigma:g}, as if that were applied twice",
             {"noise_multiplier": sigma},
         ),
-        (ratio < MISSING, NO_NOISE, "", {}),
-        (ratio >= _SOME, TOO_SMALL, small, {}),
+        (ratio < MISSING, NO_NOISE, "", "", {}),
+        (ratio >= _SOME, TOO_SMALL, small, seen, {}),
     ]
     explains = case.of_noise
     parameters = _quietest_canary(monitor) if finding == NOISE_CANARY.name else ()
     return [
-        case.candidate(fault, finding, text, {**limits, **more}, parameters, explains)
-        for applies, fault, text, more in rows
+        case.candidate(fault, finding, text, {**limits, **more}, parameters, explains, words)
+        for applies, fault, text, words, more in rows
         if applies
     ]
 

@@ -716,9 +716,9 @@ def repeated_in_step(case: Case) -> list[Candidate]:
     found = case.candidate(
         REPEATED_IN_STEP,
         case.first_of(case.sizes) or NOISE_SHAPE.name,
-        f"noise re-used within a step: {share:.0%} of the values that are read occur at another "
-        "entry, too",
+        "noise re-used within a step",
         {"repeated": share},
+        seen=f"{share:.0%} of the values that are read occur at another entry, too",
         explains=(*case.sizes, *case.beyond),
     )
     return [found]

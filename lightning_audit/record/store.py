@@ -106,6 +106,10 @@ class RecordHeader:
         """Class name of each canary, from the start of its label, ``[k]``."""
         return tuple(label.partition("(")[0].strip() for label in self.canaries)
 
+    def tensor_of(self, label: str) -> str:
+        """Return what a canary's label has in brackets: its tensor, if it lies in one."""
+        return label.partition("(")[2].removesuffix(")").removesuffix(", moving")
+
     @property
     def dtype(self) -> np.dtype[Any]:
         """Layout of one entry: the columns among the fields of `Observation`."""

@@ -494,7 +494,7 @@ def _found(report: AuditReport) -> Iterator[Row]:
     if root is None:
         return
     check = _check_of(report, root)
-    yield Row("Seen", _seen(root, check.message if check else verdict.summary), 2)
+    yield Row("Seen", root.seen or (check.message if check else verdict.summary), 2)
     if SAME_FACTOR in verdict.summary:
         yield Row("But", SAME_FACTOR, 2)
     yield Row("Evidence", "; ".join(_evidence(report, root, check)))
@@ -537,12 +537,6 @@ def _check_of(report: AuditReport, fault: LikelyFault) -> CheckResult | None:
     whose = ("", fault.place.optimizer)
     of_name = [check for check in report.checks if check.name == fault.finding]
     return next((check for check in of_name if check.optimizer in whose), None)
-
-
-def _seen(root: LikelyFault, message: str) -> str:
-    """Return the numbers of a fault, or what its check found."""
-    numbers = root.sentence.partition(": ")[2]
-    return numbers if re.search(r"\d", numbers) and numbers not in headline_of(root) else message
 
 
 def _evidence(report: AuditReport, root: LikelyFault, check: CheckResult | None) -> Iterator[str]:

@@ -83,6 +83,7 @@ class LikelyFault:
         place: where it was seen.
         consequences: names of the other violated checks that it explains.
         headline: what is wrong, in a few words without numbers; empty in earlier reports.
+        seen: the end of ``sentence`` that says what was measured; empty if nothing was.
     """
 
     name: str
@@ -93,6 +94,7 @@ class LikelyFault:
     place: Place = Place()
     consequences: tuple[str, ...] = ()
     headline: str = ""
+    seen: str = ""
 
     def shares_finding(self, other: LikelyFault) -> bool:
         """Whether the same check of the same optimizer shows both: one of them is the cause."""

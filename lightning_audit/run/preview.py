@@ -285,7 +285,7 @@ def preview_of(
         follows=root.consequences if root else (),
         over_claim=warned,
         not_asked=tuple(
-            f"{check.name}: {check.message.removeprefix('not asked: ')}"
+            f"{check.name}: {check.message}"
             for check in report.checks
             if check.name in _ASKED and check.status == "not_run"
         ),
