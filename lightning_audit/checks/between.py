@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lightning_audit.checks.check import Check, Fault, Group
+from lightning_audit.checks.check import NOISED, Check, Fault
 from lightning_audit.checks.replay import CLIPPING, OF_CLIPPING
 from lightning_audit.results.audit_report import CheckResult
 
@@ -34,7 +34,6 @@ _KINDS = {
     ),
 }
 _SIZES = {"row": ": {:.3g} times", "zeros": ": {:.0f} entries so far", "constant": ""}
-_EXPLAINS: tuple[Group, ...] = ("noise", "reuse", "channel", "leakage", "clipping")
 #: Faults of clipping that the rows of a step show.
 _OF_ROWS = CLIPPING["sum"], CLIPPING["none"]
 #: Kinds that prevent a pass.
@@ -78,7 +77,7 @@ BETWEEN = Check(
     public=("doubts",),
     faults=(
         *(rule for rule in OF_CLIPPING if rule.fault in _OF_ROWS),
-        *(fault.rule(3.5, _EXPLAINS, "of", kind) for kind, fault in _KINDS.items()),
+        *(fault.rule(3.5, (*NOISED, "clipping"), "of", kind) for kind, fault in _KINDS.items()),
     ),
 )
 

@@ -241,6 +241,9 @@ QUESTIONS: Mapping[Topic, str] = {
 Refuted = Literal["claimed", "spent", "lower"]
 #: Epsilons that findings about batches, or about the steps on them, refute.
 OF_BATCHES: tuple[Refuted, ...] = ("claimed", "spent", "lower")
+#: Groups of checks that a fault of clipping violates, and a fault of the noise.
+CLIPPED: tuple[Group, ...] = ("clipping", "replay", "leakage")
+NOISED: tuple[Group, ...] = ("noise", "reuse", "channel", "leakage")
 #: Groups of checks that measure gradients of steps, or replayed steps.
 MEASURED: tuple[Group, ...] = ("clipping", "replay", "noise", "reuse", "channel", "leakage")
 
@@ -255,15 +258,19 @@ class Fault:
     Args:
         name: its identifier.
         headline: in a few words, without numbers.
-        sentence: what is wrong.
+        sentence: what is wrong; of a fault that several checks name a template, see
+            `Case.candidate`.
         look_at: what to look at in the code, as a noun phrase; empty for that of the check that
             names it.
+        measured: of a fault that several checks name: a template that follows the sentence and a
+            colon, for what was measured.
     """
 
     name: str
     headline: str
     sentence: str
     look_at: str = ""
+    measured: str = ""
 
     def rule(
         self,
@@ -473,6 +480,7 @@ class Check:
         evidence: Mapping[str, Any],
         lack: str = "",
         fine: str = "",
+        measured: str = "",
         **said: Any,
     ) -> CheckResult:
         """Return the result of a check by e-process.
@@ -818,7 +826,8 @@ class Case:
         evidence: Mapping[str, Any] | None = None,
         parameters: tuple[str, ...] | None = None,
         explains: tuple[str, ...] = (),
-        seen: str = "",
+        measured: str = "",
+        **said: Any,
     ) -> Candidate:
         """Return a candidate, placed at its finding.
 
@@ -829,7 +838,8 @@ class Case:
             evidence: numbers; None for the evidence of the check.
             parameters: names of parameters; None for those in the evidence of the check.
             explains: findings that the fault entails.
-            seen: what was measured, in words that follow the sentence.
+            measured: what was measured, if ``sentence`` is given, or if more is known.
+            said: values that the fault's templates have in addition to the evidence.
         """
         found = self.violated[finding].evidence
         if evidence is None:
@@ -851,9 +861,11 @@ class Case:
         )
         known = REGISTRY.get(finding)
         look_at = fault.look_at or (known.look_at if known else "")
-        told = ": ".join(filter(None, (sentence or fault.sentence, seen)))
-        words = fault.name, told, finding, look_at, dict(evidence), place, entailed
-        return Candidate(LikelyFault(*words, seen=seen), explains)
+        values = {**evidence, **said}
+        seen = measured or ("" if sentence else fault.measured.format(**values))
+        words = ": ".join(filter(None, (sentence or fault.sentence.format(**values), seen)))
+        told = fault.name, words, finding, look_at, dict(evidence), place, entailed
+        return Candidate(LikelyFault(*told, seen=seen), explains)
 
 
 def named_tensors(monitor: AuditMonitor, labels: Iterable[str]) -> tuple[str, ...]:

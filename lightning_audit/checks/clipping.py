@@ -12,11 +12,11 @@ import numpy as np
 
 from lightning_audit.checks.accounting import EPSILON
 from lightning_audit.checks.check import (
+    CLIPPED,
     Candidate,
     Case,
     Check,
     Fault,
-    Group,
     Statistic,
     group,
     named_tensors,
@@ -111,8 +111,6 @@ def _wrong_norm(seen: Mapping[str, Any]) -> str:
     )
 
 
-_EXPLAINS: tuple[Group, ...] = ("clipping", "replay", "leakage")
-
 CLIPPING_NORM = Check(
     "clipping.norm",
     title="Norms used by ghost clipping",
@@ -137,12 +135,12 @@ CLIPPING_NORM = Check(
             "noise is made for the optimizer's, which is smaller",
             "what changes optimizer.max_grad_norm, as a scheduler does: it must set "
             "module.max_grad_norm to the same value (module is the one that make_private returns)",
-        ).rule(-4, _EXPLAINS, applies=norm_not_passed_on),
+        ).rule(-4, CLIPPED, applies=norm_not_passed_on),
         Fault(
             "wrong_norms",
             "Ghost clipping uses wrong norms",
             "clipping by wrong norms: samples are clipped by norms that their gradients exceed",
-        ).rule(-4, _EXPLAINS),
+        ).rule(-4, CLIPPED),
     ),
 )
 
@@ -563,13 +561,16 @@ MISSING_AT_TIMES = Fault(
     "clipping is missing at times",
     "what differs in those steps: values, losses or norms of a batch that decide whether its "
     "gradients are clipped, the last batch of an epoch, rows that are left out",
+    "canaries pass with {size:.3g} times max_grad_norm {part:.0%} of the times they enter, and are "
+    "clipped the others",
 )
 MISSING_FROM_A_STEP_ON = Fault(
     "clipping_missing_from_a_step_on",
     "Clipping stops at some step",
-    "clipping is missing from some step on",
+    "clipping is missing from step {step} on",
     "what changes at that step: a scheduler of max_grad_norm, an epoch, a layer that is "
     "unfrozen, a flag of a warm-up",
+    "since then canaries pass with {size:.3g} times max_grad_norm; before, they were clipped",
 )
 #: Canaries of at least this norm show whether they were clipped, for any noise.
 _OVERSIZE = 20.0
@@ -660,21 +661,10 @@ def _at_times(monitor: AuditMonitor) -> _Named | None:
     loud, parts = monitor.sensitivity.loud, monitor.sensitivity.parts
     if not loud.rare or (parts is not None and parts.differ):
         return None
-    if loud.from_then_on:
-        return _Named(
-            MISSING_FROM_A_STEP_ON,
-            f"clipping is missing from step {loud.numbers[0] + 1} on",
-            {"loud_steps": loud.numbers},
-            seen=f"since then canaries pass with {loud.shift:.3g} times max_grad_norm; before, "
-            "they were clipped",
-        )
-    return _Named(
-        MISSING_AT_TIMES,
-        "clipping is missing at times",
-        {"loud_steps": loud.numbers},
-        seen=f"canaries pass with {loud.shift:.3g} times max_grad_norm {loud.part:.0%} of the "
-        "times they enter, and are clipped the others",
-    )
+    fault = MISSING_FROM_A_STEP_ON if loud.from_then_on else MISSING_AT_TIMES
+    said = fault.sentence.format(step=loud.numbers[0] + 1)
+    seen = fault.measured.format(size=loud.shift, part=loud.part)
+    return _Named(fault, said, {"loud_steps": loud.numbers}, seen=seen)
 
 
 def _after_average(monitor: AuditMonitor) -> _Named | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.check import Check, Evidence, Fault, Group, Statistic
+from lightning_audit.checks.check import NOISED, Check, Evidence, Fault, Statistic
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import Observation, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
@@ -666,7 +666,7 @@ class SingleEntries(Statistic):
         }
 
 
-_EXPLAINS: tuple[Group, ...] = ("reuse", "channel", "leakage")
+_EXPLAINS = NOISED[1:]
 MISSING_AT_ENTRIES = Fault(
     "noise_missing_at_entries",
     "Single entries get too little noise or none",

@@ -32,6 +32,7 @@ DIVIDED_AGAIN = Fault(
     "noise divided by the batch size",
     "whether the noise is added to the sum of the gradients, before it is divided, or drawn for "
     "the mean and divided once more",
+    "the noise is {size}, about one over the expected batch size of {expected_batch_size:g}",
 )
 AVERAGED = Fault(
     "noise_averaged_over_processes",
@@ -39,18 +40,22 @@ AVERAGED = Fault(
     "noise averaged over processes",
     "whether every process adds its own noise and the gradients are then averaged; the noise must "
     "be added to the sum, once",
+    "the noise is {size}, about one over the square root of the number of processes, {processes}",
 )
 SQUARED_NORM = Fault(
     "noise_of_squared_norm",
     "The noise is scaled by the clipping norm twice",
     "noise scale too small",
     f"{_SCALE}, where the clipping norm appears once",
+    "the noise is {size}, about max_grad_norm={max_grad_norm:g}, as if that were applied twice",
 )
 SQUARED_MULTIPLIER = Fault(
     "noise_of_squared_multiplier",
     "The noise is scaled by the noise multiplier twice",
     "noise scale too small",
     f"{_SCALE}; the variance must not be passed instead",
+    "the noise is {size}, about noise_multiplier={noise_multiplier:g}, as if that were applied "
+    "twice",
 )
 TOO_SMALL = Fault(
     "noise_too_small",
@@ -58,18 +63,23 @@ TOO_SMALL = Fault(
     "noise scale too small: every tensor has less noise than claimed",
     _SCALE,
 )
+_SIZED = dataclasses.replace(
+    TOO_SMALL, sentence="noise scale too small", measured="the noise is {size}"
+)
 MISSING_IN_TENSORS = Fault(
     "noise_missing_in_tensors",
     "Some tensors get no noise",
-    "noise of some tensors is missing",
+    "noise of some tensors",
     "whether noise is added to every trainable parameter, and whether another optimizer or a hook "
     "writes to the gradients of these parameters",
+    "the noise of {shown} is missing",
 )
 TOO_SMALL_IN_TENSORS = Fault(
     "noise_too_small_in_tensors",
     "Some tensors get too little noise",
-    "noise of some tensors is too small",
+    "noise of some tensors",
     MISSING_IN_TENSORS.look_at,
+    "the noise of {shown} is {size}",
 )
 MISSING_IN_STEPS = Fault(
     "noise_missing_in_steps",
@@ -82,9 +92,10 @@ MISSING_IN_STEPS = Fault(
 FROM_A_STEP_ON = Fault(
     "noise_too_small_from_a_step_on",
     "The noise becomes too small at some step",
-    "noise too small from some step on",
+    "{whose} too small from step {step} on, at the latest",
     "what changes at that step: a scheduler of noise or learning rate, an epoch, a layer that is "
     "unfrozen, a flag of a warm-up",
+    "since then it is {size}; before that it was as claimed",
 )
 #: Ratios of reading to claim at which a tensor's noise is assumed to be right.
 _HEALTHY = (0.95, 1.08)
@@ -137,11 +148,12 @@ def _from_a_step_on(case: Case, monitor: AuditMonitor) -> Candidate | None:
     found = case.candidate(
         FROM_A_STEP_ON,
         NOISE_STEP.name,
-        f"{whose} too small from step {step} on, at the latest",
-        {"noise_ratio_upper_since": rounded_up(upper)},
-        few or None,
-        case.of_noise,
-        f"since then it is {interval_in_words(None, upper)}; before that it was as claimed",
+        evidence={"noise_ratio_upper_since": rounded_up(upper)},
+        parameters=few or None,
+        explains=case.of_noise,
+        whose=whose,
+        step=step,
+        size=interval_in_words(None, upper),
     )
     place = dataclasses.replace(found.fault.place, step=step - 1)
     return dataclasses.replace(found, fault=dataclasses.replace(found.fault, place=place))
@@ -206,7 +218,6 @@ def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
     interval = (None, max(limits.values()))
     if whole:  # all entries of one step give a tighter interval
         interval = case.violated[NOISE_WHOLE.name].evidence["flagged_noise_ratio"]
-    what = "missing" if missing else interval_in_words(*interval)
     finding = case.first_of((NOISE_TENSOR.name, *case.sizes)) or NOISE_TENSOR.name
     rest = (*group("reuse"), NOISE_CANARY.name, NOISE_STEP.name, *case.beyond)
     evidence = {
@@ -218,12 +229,12 @@ def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
         case.candidate(
             MISSING_IN_TENSORS if missing else TOO_SMALL_IN_TENSORS,
             finding,
-            "noise of some tensors",
-            evidence,
-            tuple(flagged),
+            evidence=evidence,
+            parameters=tuple(flagged),
             # Noise that is slightly too small in some tensors may be so in all, masked by data.
-            (NOISE.name, *rest) if missing else rest,
-            f"the noise of {shown} is {what}",
+            explains=(NOISE.name, *rest) if missing else rest,
+            shown=shown,
+            size=interval_in_words(*interval),
         )
     ]
 
@@ -249,45 +260,28 @@ def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
     sigma, norm = monitor.history[-1].noise_multiplier, monitor.last_norm
     batch, root = monitor.last_scale, math.sqrt(case.processes)
     size, limits = _size(case, monitor, finding, added)
-    small, seen = "noise scale too small", f"the noise is {size}"
     of_batch = batch > 1 and _WIDE_BAND[0] < ratio * batch < _WIDE_BAND[1]
-    rows: list[tuple[bool, Fault, str, str, dict[str, float]]] = [
+    rows: list[tuple[bool, Fault, dict[str, float]]] = [
         (
             of_batch and added * batch > _WIDE_BAND[0],
             DIVIDED_AGAIN,
-            "noise divided by the batch size",
-            f"{seen}, about one over the expected batch size of {batch:g}",
             {"expected_batch_size": batch},
         ),
-        (
-            case.processes > 1 and _fits(ratio * root),
-            AVERAGED,
-            "noise averaged over processes",
-            f"{seen}, about one over the square root of the number of processes, {case.processes}",
-            {"processes": case.processes},
-        ),
-        (
-            0.0 < norm < 1.0 and _fits(ratio / norm),
-            SQUARED_NORM,
-            small,
-            f"{seen}, about max_grad_norm={norm:g}, as if that were applied twice",
-            {"max_grad_norm": norm},
-        ),
+        (case.processes > 1 and _fits(ratio * root), AVERAGED, {"processes": case.processes}),
+        (0.0 < norm < 1.0 and _fits(ratio / norm), SQUARED_NORM, {"max_grad_norm": norm}),
         (
             0.0 < sigma < 1.0 and _fits(ratio / sigma),
             SQUARED_MULTIPLIER,
-            small,
-            f"{seen}, about noise_multiplier={sigma:g}, as if that were applied twice",
             {"noise_multiplier": sigma},
         ),
-        (ratio < MISSING, NO_NOISE, "", "", {}),
-        (ratio >= _SOME, TOO_SMALL, small, seen, {}),
+        (ratio < MISSING, NO_NOISE, {}),
+        (ratio >= _SOME, _SIZED, {}),
     ]
     explains = case.of_noise
     parameters = _quietest_canary(monitor) if finding == NOISE_CANARY.name else ()
     return [
-        case.candidate(fault, finding, text, {**limits, **more}, parameters, explains, words)
-        for applies, fault, text, words, more in rows
+        case.candidate(fault, finding, "", {**limits, **more}, parameters, explains, size=size)
+        for applies, fault, more in rows
         if applies
     ]
 

@@ -5,7 +5,7 @@ See docs/opacus.md for each of them, and for what it costs.
 
 from __future__ import annotations
 
-from lightning_audit.checks.check import OF_BATCHES, Check, Fault, Group
+from lightning_audit.checks.check import NOISED, OF_BATCHES, Check, Fault
 from lightning_audit.results.audit_report import CheckResult
 
 #: Faults by their kind; those without a name are none, and prevent a pass.
@@ -62,7 +62,6 @@ _KINDS = {
         "the accountant: state PrivacyEngine(accountant='prv') or 'rdp', or claimed_epsilon",
     ),
 }
-_EXPLAINS: tuple[Group, ...] = ("noise", "reuse", "channel", "leakage")
 
 
 def _doubts(found: CheckResult) -> str:
@@ -87,7 +86,7 @@ OPACUS = Check(
     fine="no part of Opacus that is known to lose privacy is used",
     message=lambda seen: f"{_KINDS[seen['of']].sentence}: {seen['size']}",
     faults=tuple(
-        fault.rule(8.2, _EXPLAINS, "of", kind) for kind, fault in _KINDS.items() if fault.name
+        fault.rule(8.2, NOISED, "of", kind) for kind, fault in _KINDS.items() if fault.name
     ),
 )
 

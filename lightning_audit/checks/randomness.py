@@ -17,12 +17,12 @@ import numpy as np
 
 from lightning_audit.checks.check import (
     MISSING,
+    NOISED,
     REGISTRY,
     Candidate,
     Case,
     Check,
     Fault,
-    Group,
     Statistic,
     first_seen,
     group,
@@ -108,11 +108,6 @@ class ReuseCheck(Statistic):
     def lags(self) -> int:
         """Number of lags at which steps are compared; see `lag`."""
         return self._lags
-
-    @property
-    def period(self) -> str:
-        """How often the noise recurs, as text."""
-        return _period(self.evidence())
 
     @property
     def lag(self) -> int:
@@ -340,8 +335,6 @@ def _foretold(seen: Mapping[str, Any]) -> str:
     )
 
 
-_EXPLAINS: tuple[Group, ...] = ("reuse", "channel", "leakage")
-
 REUSE_FORECAST = dataclasses.replace(
     RECURRENCE,
     name="reuse.forecast",
@@ -355,7 +348,7 @@ REUSE_FORECAST = dataclasses.replace(
     fine="the noise of earlier steps does not predict that of a step",
     message=_foretold,
     faults=(
-        CORRELATED_OVER_STEPS.rule(0.5, _EXPLAINS, applies=lambda seen: seen["left"] < EXPLAINED),
+        CORRELATED_OVER_STEPS.rule(0.5, NOISED[1:], applies=lambda seen: seen["left"] < EXPLAINED),
     ),
     statistic=NoiseForecast,
 )
@@ -456,6 +449,7 @@ REPEATED_IN_STEP = Fault(
     "noise re-used within a step",
     "whether each tensor draws its own noise, in its own shape: no seed or key may serve several "
     "tensors, and no value may be broadcast",
+    "{repeated:.0%} of the values that are read occur at another entry, too",
 )
 AT_EVERY_STEP = Fault(
     "same_noise_at_every_step",
@@ -472,8 +466,9 @@ IN_EVERY_EPOCH = Fault(
 IN_A_CYCLE = Fault(
     "noise_in_a_cycle",
     "The noise repeats in a cycle",
-    "noise re-used: the same noise is added again after some steps",
+    "noise re-used",
     "what seeds or restores a generator after that number of steps",
+    "the same noise is added every {lag} steps",
 )
 #: A residual below this multiple of the plain one is evidence for re-used noise, not small noise.
 _REUSE_GAIN = 0.7
@@ -552,13 +547,9 @@ def _repeated(case: Case, monitor: AuditMonitor) -> Candidate | None:
     quiet = monitor.witness_noise.smallest_ratio
     entailed = case.sizes if not in_epochs and quiet >= 0.9 * left else ()
     evidence = {"difference_ratio": reuse.lag_ratio() / math.sqrt(2.0)}
-    return case.candidate(
-        fault,
-        finding,
-        f"noise re-used: the same noise is added {reuse.period}",
-        evidence if in_epochs else {"lag": reuse.lag, **evidence},
-        explains=(*group("reuse"), *entailed, *case.beyond),
-    )
+    evidence = evidence if in_epochs else {"lag": reuse.lag, **evidence}
+    explains = (*group("reuse"), *entailed, *case.beyond)
+    return case.candidate(fault, finding, evidence=evidence, explains=explains)
 
 
 def _in_part(case: Case) -> bool:
@@ -619,11 +610,7 @@ def _recurring(case: Case, monitor: AuditMonitor) -> Candidate | None:
     explains = (*group("reuse"), *case.beyond)
     if len(distances) >= _IN_A_ROW and len(set(distances)) == 1:
         return case.candidate(
-            IN_A_CYCLE,
-            finding,
-            f"noise re-used: the same noise is added again after {distances[0]} steps",
-            {"lag": distances[0]},
-            explains=explains,
+            IN_A_CYCLE, finding, evidence={"lag": distances[0]}, explains=explains
         )
     once = (
         "noise re-used: the noise of an earlier step comes back, as from few seeds or a generator "
@@ -689,7 +676,7 @@ REUSE_ENTRIES = dataclasses.replace(
     fine="no entries of a step share their noise",
     message="entries of a step differ by less than independent noise makes them: as if draws were "
     "tiled, mirrored or repeated (at distance {distance}, or about half of {mirror})",
-    faults=(NUMBERS_TWICE.rule(0.6, _EXPLAINS, applies=lambda seen: seen["left"] < EXPLAINED),),
+    faults=(NUMBERS_TWICE.rule(0.6, NOISED[1:], applies=lambda seen: seen["left"] < EXPLAINED),),
     reads="noise",
     statistic=SharedEntries,
 )
@@ -716,9 +703,7 @@ def repeated_in_step(case: Case) -> list[Candidate]:
     found = case.candidate(
         REPEATED_IN_STEP,
         case.first_of(case.sizes) or NOISE_SHAPE.name,
-        "noise re-used within a step",
-        {"repeated": share},
-        seen=f"{share:.0%} of the values that are read occur at another entry, too",
+        evidence={"repeated": share},
         explains=(*case.sizes, *case.beyond),
     )
     return [found]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_audit.checks.check import Check, Fault, Group
+from lightning_audit.checks.check import CLIPPED, Check, Fault
 from lightning_audit.checks.noise import BATCH_NORMALISED, DIVIDED_BY_BATCH
 from lightning_audit.checks.replay_findings import Finding, Reason, not_asked, unanswered
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE, NoiseLog, NoiseLook
@@ -78,7 +78,6 @@ CLIPPING: Mapping[str, Fault] = {
         "times, give per-sample gradients that are clipped separately",
     ),
 }
-_EXPLAINS: tuple[Group, ...] = ("replay", "clipping", "leakage")
 #: Division by the records at hand, which a few more replays show, or the state after a step.
 _DIVIDED = DIVIDED_BY_BATCH.rule(
     0.52,
@@ -90,7 +89,7 @@ _DIVIDED = DIVIDED_BY_BATCH.rule(
 #: A fault that canaries can show as well has the same name there.
 OF_CLIPPING = (
     _DIVIDED,
-    *(fault.rule(0.55, _EXPLAINS, "kind", kind) for kind, fault in CLIPPING.items()),
+    *(fault.rule(0.55, CLIPPED, "kind", kind) for kind, fault in CLIPPING.items()),
 )
 
 REPLAY_SENSITIVITY = Check(
@@ -118,7 +117,7 @@ REPLAY_SENSITIVITY = Check(
             "One record moves a step by more than the clipping norm",
             "no bounded sensitivity: with the same noise, one record moves what a step releases "
             "by more than the clipping norm",
-        ).rule(1, _EXPLAINS),
+        ).rule(1, CLIPPED),
     ),
 )
 
@@ -419,7 +418,6 @@ _COUPLED = Fault(
     "records are not independent: a record changes the gradients of others, so that clipping its "
     "own gradient does not bound what it adds",
 )
-_OF_COUPLED: tuple[Group, ...] = ("clipping", "replay", "leakage")
 
 COUPLING = Check(
     "coupling",
@@ -448,15 +446,15 @@ COUPLING = Check(
             "records are not independent: Opacus' DPMultiheadAttention(batch_first=True) lets "
             "padding past its mask",
             "the attention layer: see docs/opacus.md, or pad all batches to one length",
-        ).rule(-1, _OF_COUPLED, applies=lambda seen: bool(seen.get("attention"))),
+        ).rule(-1, CLIPPED, applies=lambda seen: bool(seen.get("attention"))),
         dataclasses.replace(
             _COUPLED,
             look_at="`collate_fn`, transforms and transfer hooks that pad, pack, mix or "
             "standardize several records together: mask what was padded, or pad all batches to one "
             "length; mix, pack and standardize within a record; train on the records of the batch "
             "alone",
-        ).rule(-1, _OF_COUPLED, applies=lambda seen: bool(seen.get("met_in"))),
-        _COUPLED.rule(-1, _OF_COUPLED),
+        ).rule(-1, CLIPPED, applies=lambda seen: bool(seen.get("met_in"))),
+        _COUPLED.rule(-1, CLIPPED),
     ),
 )
 

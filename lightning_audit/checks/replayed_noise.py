@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.check import Check, Evidence, Fault, Group, log_weight
+from lightning_audit.checks.check import NOISED, Check, Evidence, Fault, log_weight
 from lightning_audit.checks.noise import ANOTHER_SHAPE, MISSING_AT_ENTRIES, OVER_A_TENSOR
 from lightning_audit.checks.noise_faults import TOO_SMALL
 from lightning_audit.checks.replay_findings import Finding, not_asked, unanswered
@@ -535,7 +535,6 @@ CORRELATED_OVER_STEPS = Fault(
     "a generator that is restored; and, if the noise is correlated by design, whether "
     "PrivacyClaim(noise_coefficients=...) states the weights of the draws",
 )
-_OF_NOISE: tuple[Group, ...] = ("noise", "reuse", "channel", "leakage")
 
 REPLAY_NOISE = Check(
     "replay.noise",
@@ -557,41 +556,41 @@ REPLAY_NOISE = Check(
     message="the noise of a step is not drawn as claimed ({finding})",
     # A fault that a check of the steps can show as well has the same name there.
     faults=(
-        DEPENDS_ON_RECORDS.rule(-10, (*_OF_NOISE, "replay", "clipping"), "of", "records"),
-        SMALL_SEED.rule(12.5, _OF_NOISE, "of", "seed"),
-        ONE_VALUE.rule(-10, _OF_NOISE, "of", "one_value"),
-        ONE_KEY.rule(-10, _OF_NOISE, "of", "tensors"),
-        NUMBERS_TWICE.rule(-10, _OF_NOISE, "of", "twice"),
-        FEW_SEEDS.rule(-10, _OF_NOISE, "of", "draws"),
+        DEPENDS_ON_RECORDS.rule(-10, (*NOISED, "replay", "clipping"), "of", "records"),
+        SMALL_SEED.rule(12.5, NOISED, "of", "seed"),
+        ONE_VALUE.rule(-10, NOISED, "of", "one_value"),
+        ONE_KEY.rule(-10, NOISED, "of", "tensors"),
+        NUMBERS_TWICE.rule(-10, NOISED, "of", "twice"),
+        FEW_SEEDS.rule(-10, NOISED, "of", "draws"),
         Fault(
             "noise_of_low_rank",
             "The noise of a matrix has low rank",
             "noise of low rank: a matrix has noise in few directions, and none in the others",
             "the shape that the noise is drawn with, and what it is multiplied with",
-        ).rule(-10, _OF_NOISE, "of", "low_rank"),
+        ).rule(-10, NOISED, "of", "low_rank"),
         Fault(
             "noise_alike_in_neighbours",
             "Neighboring entries have dependent noise",
             "noise of neighbors: the noise of an entry depends on that of entries near it",
             "what is done to the noise after it is drawn: sums, filters, interpolation",
-        ).rule(-10, _OF_NOISE, "of", "neighbours"),
+        ).rule(-10, NOISED, "of", "neighbours"),
         Fault(
             "noise_alike_at_entries",
             "Groups of entries have dependent noise",
             "noise of entries that go together: some directions have less than the claimed noise",
             "whether entries or tensors share a draw, and what the noise is multiplied with",
-        ).rule(-10, _OF_NOISE, "of", "together"),
-        ANOTHER_SHAPE.rule(-10, _OF_NOISE, "of", "few_values", "tails"),
-        CORRELATED_OVER_STEPS.rule(12, _OF_NOISE, "of", "earlier"),
-        MISSING_AT_ENTRIES.rule(12, _OF_NOISE, "of", "missing"),
-        TOO_SMALL.rule(0.64, _OF_NOISE, "of", "scale"),
-        OVER_A_TENSOR.rule(12, ("reuse", "channel", "leakage"), "of", "tensor"),
+        ).rule(-10, NOISED, "of", "together"),
+        ANOTHER_SHAPE.rule(-10, NOISED, "of", "few_values", "tails"),
+        CORRELATED_OVER_STEPS.rule(12, NOISED, "of", "earlier"),
+        MISSING_AT_ENTRIES.rule(12, NOISED, "of", "missing"),
+        TOO_SMALL.rule(0.64, NOISED, "of", "scale"),
+        OVER_A_TENSOR.rule(12, NOISED[1:], "of", "tensor"),
         Fault(
             "noise_too_small_at_entries",
             "Some entries get too little noise",
             "noise of some entries: it is smaller than claimed",
             "how the noise is drawn (Opacus: in add_noise), and what it is scaled by",
-        ).rule(12, _OF_NOISE, "of", "small"),
+        ).rule(12, NOISED, "of", "small"),
     ),
 )
 

@@ -176,7 +176,8 @@ def _unexplained(case: Case, finding: str) -> LikelyFault:
     """Return the fault of a violated check without a rule, with the check's own message."""
     check = case.violated[finding]
     name = finding.replace(".", "_")
-    return case.candidate(Fault(name, "", check.message or finding, check.advice), finding).fault
+    fault = Fault(name, "", "", check.advice)
+    return case.candidate(fault, finding, check.message or finding).fault
 
 
 # --- Checks that the noisy gradient is only post-processed.

@@ -404,7 +404,7 @@ def test_steps_without_noise_are_no_few_seeds(alike_at, expected):
 @pytest.mark.parametrize(
     ("distances", "name", "sentence"),
     [
-        ([40, 40, 40], "noise_in_a_cycle", "the same noise is added again after 40 steps"),
+        ([40, 40, 40], "noise_in_a_cycle", "the same noise is added every 40 steps"),
         ([40], "few_seeds", "the noise of an earlier step comes back"),
         ([40, 7, 40], "few_seeds", "the noise comes back at irregular steps"),
     ],
