@@ -448,7 +448,8 @@ def test_what_is_no_such_number_is_refused_with_what_is_allowed(kind, text, told
 
 
 def test_the_limit_of_what_is_read_is_the_readers_own_unless_another_is_given():
-    parser = argparse.ArgumentParser()
+    parser = main.Command()
+    parser.declare = lambda: None
     main.add_max_values(parser)
     assert parser.parse_args([]).max_values == MAX_VALUES
     assert parser.parse_args(["--max-values=5"]).max_values == 5
