@@ -18,7 +18,15 @@ from lightning_audit import _validate
 from lightning_audit._validate import shown
 from lightning_audit.checks.clipping import SENSITIVITY
 from lightning_audit.checks.noise import NOISE_CANARY
-from lightning_audit.cli.main import Command, Refused, add_max_values, as_json, positive_int, whole
+from lightning_audit.cli.main import (
+    Command,
+    Refused,
+    add_max_values,
+    as_json,
+    positive_int,
+    refusing,
+    whole,
+)
 from lightning_audit.files import MAX_VALUES, open_npz, read_json, text_lines
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.scores import CanaryScores
@@ -125,7 +133,7 @@ def add_bound_arguments(parser: Command) -> None:
 
 def run_bound(options: argparse.Namespace) -> str:
     """Compute the bound."""
-    try:
+    with refusing(ValueError):
         names = "members", "score_column", "member_column", "max_values"
         given = {name: getattr(options, name) for name in names}
         scores = CanaryScores.load(options.scores, options.scores_out, **given)
@@ -145,8 +153,6 @@ def run_bound(options: argparse.Namespace) -> str:
             sides=options.sides,
         )
         rates = _rates(scores, options.significance) if options.roc else {}
-    except ValueError as error:
-        raise Refused(str(error)) from error
     return (_bound_as_json if options.json else _bound_as_text)(bound, scores, rates)
 
 
@@ -305,7 +311,7 @@ def add_epsilon_star_arguments(parser: Command) -> None:
 def run_epsilon_star(options: argparse.Namespace) -> str:
     """Compute Epsilon* and its null."""
     train, population = read_losses(options.losses, max_values=options.max_values)
-    try:
+    with refusing(ValueError):
         method: Method = Empirical(options.clip)
         if options.components:
             method = Parametric(options.clip, options.components)
@@ -318,8 +324,6 @@ def run_epsilon_star(options: argparse.Namespace) -> str:
             permutations=options.permutations,
             rng=np.random.default_rng(options.seed),
         )
-    except ValueError as error:
-        raise Refused(str(error)) from error
     show = _epsilon_star_as_json if options.json else _epsilon_star_as_text
     return show(star, null, (len(train), len(population)))
 
@@ -522,14 +526,12 @@ def run_mcmc(options: argparse.Namespace) -> str:
     if delta is None:
         raise Refused(f"{options.counts!r} has no delta; add it, or pass --delta.")
     cluster = given.get("cluster") if options.cluster is None else options.cluster
-    try:
+    with refusing(ValueError):
         if "groups" in given:
             counts, members = pooled_attacks(counts, given["groups"])
             cluster = members if cluster is None else cluster
         _refuse_many(counts, options.max_attacks)
         result = _result(counts, delta, cluster, options)
-    except ValueError as error:
-        raise Refused(str(error)) from error
     return as_json(asdict(result)) if options.json else _posterior_as_text(result)
 
 
@@ -683,11 +685,9 @@ def add_power_arguments(parser: Command) -> None:
 
 def run_power(options: argparse.Namespace) -> str:
     """Compute what each test needs."""
-    try:
+    with refusing(ValueError):
         claimed, true = _mus(options.claimed_epsilon, options.true_epsilon, options.delta)
         tests = _tests(options, claimed, true)
-    except ValueError as error:
-        raise Refused(str(error)) from error
     if options.json:
         fields = {
             "claimed_epsilon": options.claimed_epsilon,

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
@@ -90,6 +90,15 @@ OWN_FAULT = "a bug in lightning-audit"
 
 class Refused(Exception):
     """A command cannot compute its result; the message gives the reason and what to do."""
+
+
+@contextlib.contextmanager
+def refusing(kind: type[Exception]) -> Iterator[None]:
+    """Refuse with the sentence of an error of a kind."""
+    try:
+        yield
+    except kind as error:
+        raise Refused(str(error)) from error
 
 
 def refused(message: object) -> int:

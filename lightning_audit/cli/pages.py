@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lightning_audit.cli.check import load, reports_of
 from lightning_audit.cli.formats import named
-from lightning_audit.cli.main import Command, Refused
+from lightning_audit.cli.main import Command, Refused, refusing
 from lightning_audit.files import reason_of, replacing, visible
 from lightning_audit.record.report_directory import PAGE_NAME, REPORT_NAME
 from lightning_audit.report.page import Source, training_of, write_page, write_pages
@@ -125,10 +125,7 @@ def run_card(options: argparse.Namespace) -> int:
         raise Refused(f"--output {options.output!r} must end in {' or '.join(_FORMATS)}")
     path = options.report
     path = os.path.join(path, REPORT_NAME) if os.path.isdir(path) else path
-    try:
-        report = load(path)
-    except ReportError as error:
-        raise Refused(f"{path}: {error}".replace("\n", " ")) from error
+    report = _read(path)
     text = _writer(target)(report, _facts(options.facts), options.name or _name(path))
     if target is None:
         print(text, end="")
@@ -155,10 +152,8 @@ def _writer(target: Path | None) -> Callable[[AuditReport, Mapping[str, str], st
 def _facts(path: str | None) -> dict[str, str]:
     from lightning_audit.card import BadFacts, read_facts
 
-    try:
+    with refusing(BadFacts):
         return {} if path is None else read_facts(path)
-    except BadFacts as error:
-        raise Refused(error) from error
 
 
 def _name(path: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from lightning_audit._validate import shown
-from lightning_audit.cli.main import Command, Refused, as_json, positive_int, refused
+from lightning_audit.cli.main import Command, Refused, as_json, positive_int, refused, refusing
 from lightning_audit.files import read_text, reason_of, visible, with_extra
 from lightning_audit.many.store import StoreError, StoreStatus, duration, status_of
 from lightning_audit.record.report_directory import REPORT_NAME
@@ -166,10 +166,8 @@ def _noise_for(told: Any, options: argparse.Namespace) -> float:
             "--attack-tpr needs one private optimizer with a known sample rate, and a planned "
             "number of steps: give the Trainer max_epochs, or attach epochs"
         )
-    try:
+    with refusing(ValueError):
         return noise_for_attack(options.attack_tpr, options.fpr, rate, steps)
-    except ValueError as error:
-        raise Refused(str(error)) from error
 
 
 def _of_trainer(given: tuple[Any, ...]) -> Callable[..., Any] | None:
@@ -288,11 +286,9 @@ def run_selftest(options: argparse.Namespace) -> int:
         from lightning_audit.testing import selftest, selftest_pool
     except ImportError as error:
         raise Refused(f"selftest cannot run: {error}") from error
-    try:
+    with refusing(ValueError):
         place = _accelerator(options.accelerator)
         wanted = selftest.planned(options.fault or (), quick=options.quick, accelerator=place)
-    except ValueError as error:
-        raise Refused(str(error)) from error
     started = time.perf_counter()
     try:
         with progress("trainings", len(wanted), shown=options.progress) as advance:
@@ -601,10 +597,8 @@ def run_status(options: argparse.Namespace) -> str:
         Refused: if there is no store, or it is damaged.
     """
     folder = Path(options.store)
-    try:
+    with refusing(StoreError):
         status = status_of(folder)
-    except StoreError as error:
-        raise Refused(error) from error
     reported = (folder / REPORT_NAME).is_file()
     if options.json:
         return as_json({"store": str(folder), **asdict(status), "reported": reported})

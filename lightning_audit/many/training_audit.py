@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from lightning_audit import _validate
-from lightning_audit.many.looks import Guesses, Look, guess_coins, look_of, mu_lower_of_scores
+from lightning_audit.many.looks import Guesses, guess_coins, look_of, mu_lower_of_scores
 from lightning_audit.many.verdict import (
     BEFORE_GUESSES,
     OF_GUESSES,
@@ -393,16 +393,38 @@ def conclude(
     pooled = PooledRun(scores, coins, failed) if at_end and guesses.canaries > 1 else None
     if pooled and not found.refuted and pooled.refutes(promise, 0.5 * level):
         found = replace(found, refuted=True, log_e=-math.log(level), refuted_after=plan)
-    limits = guesses.error_upper(bound_level), _limit_at_end(guesses, plan, bound_level)
-    proved = promise.proved_at(limits[0])
+    upper, at_end_upper = guesses.error_upper(bound_level), None
+    if at_end and guesses.canaries == 1:  # several coins of one training depend on each other
+        at_end_upper = float(clopper_pearson_upper(guesses.errors, guesses.total, bound_level))
+    proved = promise.proved_at(upper)
     if promise.is_gaussian:
         mu = mu_lower_of_scores(scores, coins, failed, promise.mu, plan, bound_level)
         more = promise.proved_at(float(special.ndtr(-0.5 * mu)))
         # The larger one of the two is reported, so both have to hold together.
         proved = replace(more, epsilon_any=min(proved.epsilon_any, more.epsilon))
-    end = None if limits[1] is None else promise.proved_at(limits[1])
-    to_pass = _to_pass(guesses, promise.least_error, level, bound_level)
-    seen = _seen(guesses, found, promise, plan, level, limits, proved, to_pass)
+    end = None if at_end_upper is None else promise.proved_at(at_end_upper)
+    tested = level / (1 + (guesses.canaries > 1))
+    seen = TrainingsSeen(
+        claim=promise.words,
+        form=promise.form,
+        pair=promise.pair,
+        least_error=promise.least_error,
+        errors=guesses.errors,
+        guesses=guesses.total,
+        trainings=guesses.trainings,
+        failures=guesses.failures,
+        planned=plan,
+        canaries=guesses.canaries,
+        significance=level,
+        log_e_value=found.log_e,
+        refuted_after=found.refuted_after,
+        error_upper=upper,
+        error_upper_at_end=at_end_upper,
+        mu_lower=proved.mu,
+        ratio_lower=proved.ratio,
+        trainings_more=None if found.refuted else _more(guesses, promise.least_error, tested),
+        trainings_to_pass=_to_pass(guesses, promise.least_error, level, bound_level),
+    )
     return TrainingAudit(
         verdict=verdict_of(seen, max(proved.epsilon, proved.epsilon_any), promise.delta),
         seen=seen,
@@ -415,48 +437,6 @@ def conclude(
         bound_significance=bound_level,
         history=tuple((p.noise_multiplier, p.sample_rate, p.steps) for p in promise.history),
         claimed_epsilon=promise.epsilon,
-    )
-
-
-def _limit_at_end(guesses: Guesses, planned: int, significance: float) -> float | None:
-    # Several coins of one training depend on each other.
-    if guesses.trainings != planned or guesses.canaries > 1:
-        return None
-    return float(clopper_pearson_upper(guesses.errors, guesses.total, significance))
-
-
-def _seen(
-    guesses: Guesses,
-    found: Look,
-    promise: Promise,
-    planned: int,
-    significance: float,
-    limits: tuple[float, float | None],
-    proved: Proved,
-    trainings_to_pass: int | None,
-) -> TrainingsSeen:
-    tested = significance / (1 + (guesses.canaries > 1))
-    more = None if found.refuted else _more(guesses, promise.least_error, tested)
-    return TrainingsSeen(
-        claim=promise.words,
-        form=promise.form,
-        pair=promise.pair,
-        least_error=promise.least_error,
-        errors=guesses.errors,
-        guesses=guesses.total,
-        trainings=guesses.trainings,
-        failures=guesses.failures,
-        planned=planned,
-        canaries=guesses.canaries,
-        significance=significance,
-        log_e_value=found.log_e,
-        refuted_after=found.refuted_after,
-        error_upper=limits[0],
-        error_upper_at_end=limits[1],
-        mu_lower=proved.mu,
-        ratio_lower=proved.ratio,
-        trainings_more=more,
-        trainings_to_pass=trainings_to_pass,
     )
 
 
