@@ -480,7 +480,6 @@ class Check:
         evidence: Mapping[str, Any],
         lack: str = "",
         fine: str = "",
-        measured: str = "",
         **said: Any,
     ) -> CheckResult:
         """Return the result of a check by e-process.

@@ -176,7 +176,9 @@ class Driver:
             self._lost(future, task, f"{type(error).__name__}: {error}")
 
     def _hung(self, future: Future[list[Outcome]], task: _Task) -> None:
-        self._lost(future, task, f"did not end within {self._limit_of(1):.0f} s", hung=True)
+        self._lost(
+            future, task, f"TimeLimit: did not end within {self._limit_of(1):.0f} s", hung=True
+        )
 
     def _lost(
         self, future: Future[list[Outcome]], task: _Task, why: str, *, hung: bool = False

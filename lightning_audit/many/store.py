@@ -554,8 +554,6 @@ def _refuse_no_database(path: Path) -> None:
 STATUS, _BETWEEN_STATUSES = "status.json", 1.0
 #: Bytes of the database that SQLite locks (https://sqlite.org/lockingv3.html).
 _LOCKED_FIRST, _LOCKED = 0x40000002, 510
-#: Texts of the driver and the worker for failures that are no exception, and what they are called.
-_OWN_ERRORS = {"did not end within": "time limit", "the score is": "score that is not finite"}
 _ERROR_TYPE = re.compile(r"[A-Za-z_]\w*(?=:|$)")
 
 
@@ -636,9 +634,6 @@ def status_of(folder: Path) -> StoreStatus:
 
 def _type_of(error: str) -> str:
     """Return the type of an error: its text may quote data."""
-    for start, name in _OWN_ERRORS.items():
-        if error.startswith(start):
-            return name
     kind = _ERROR_TYPE.match(error)
     return kind.group() if kind else "unknown" if error else ""
 

@@ -236,7 +236,7 @@ class Work:
                 f"{tuple(values.shape)}); return {_count(canaries)} in each training."
             )
         if not np.isfinite(values).all():
-            raise NoScore(f"the score is {values[~np.isfinite(values)][0]}")
+            raise NoScore(f"NoScore: the score is {values[~np.isfinite(values)][0]}")
         return tuple(values.ravel().tolist())
 
     def _each(self, result: Any) -> Sequence[Any]:

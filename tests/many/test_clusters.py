@@ -42,7 +42,7 @@ def test_rows_are_those_of_this_process_and_a_kill_and_a_hang_cost_one_each(kind
     assert found["others"]
     assert set(found["errors"]) == {"4", "7"}
     assert f"its worker ended; see {kind.title()}'s logs for why" in found["errors"]["4"]
-    assert found["errors"]["7"] == "did not end within 10 s"
+    assert found["errors"]["7"] == "TimeLimit: did not end within 10 s"
 
 
 @pytest.mark.nightly

@@ -154,7 +154,7 @@ def test_a_score_that_is_no_number_fails_its_training_alone(tmp_path):
     rows = drive(
         lambda data, seed: float("nan") if NUMBERS[seed] == 2 else quick(data, seed), tmp_path, 12
     )
-    assert [row.error for row in rows if row.scores is None] == ["the score is nan"]
+    assert [row.error for row in rows if row.scores is None] == ["NoScore: the score is nan"]
 
 
 def test_a_training_without_a_usable_result_is_not_trained_again(tmp_path):
@@ -197,7 +197,7 @@ def test_a_block_that_cannot_be_ended_is_given_up_after_its_limit(tmp_path):
     assert time.monotonic() - start < 20
     failed = [row for row in rows if row.scores is None]
     assert [row.number for row in failed] == [4]
-    assert failed[0].error == "did not end within 0 s"
+    assert failed[0].error == "TimeLimit: did not end within 0 s"
 
 
 class AtOnce:

@@ -100,7 +100,7 @@ def test_a_killed_worker_costs_no_training_and_a_hanging_one_costs_one(tmp_path)
     whole = drive(quick, tmp_path / "whole", 12)
     assert (tmp_path / "flag").exists()
     assert facts(rows)[:7] + facts(rows)[8:] == facts(whole)[:7] + facts(whole)[8:]
-    assert rows[7].error == "did not end within 3 s"
+    assert rows[7].error == "TimeLimit: did not end within 3 s"
 
 
 @pytest.mark.heavy

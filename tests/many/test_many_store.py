@@ -203,8 +203,8 @@ def test_a_damaged_or_absent_status_is_one_sentence(tmp_path, content):
     [
         ("MemoryError: 3 GB for row 8", "MemoryError"),
         ("KeyError", "KeyError"),
-        ("did not end within 60 s", "time limit"),
-        ("the score is nan", "score that is not finite"),
+        ("TimeLimit: did not end within 60 s", "TimeLimit"),
+        ("NoScore: the score is nan", "NoScore"),
         ("what a strange text", "unknown"),
     ],
 )
