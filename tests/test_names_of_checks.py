@@ -22,7 +22,7 @@ def strings(source: str) -> Iterator[str]:
             left_out.add(id(node.body[0].value))  # type: ignore[attr-defined]
         if isinstance(node, ast.keyword) and node.arg == "named":
             left_out.add(id(node.value))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "FaultRule":
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Fault":
             left_out.update(map(id, node.args[:1]))
     for node in ast.walk(tree):
         text = getattr(node, "value", None) if isinstance(node, ast.Constant) else None
@@ -31,7 +31,7 @@ def strings(source: str) -> Iterator[str]:
 
 
 def test_strings_are_found_but_for_docstrings_and_names_of_faults():
-    source = '"""a"""\nx = ["b", f(named="c"), FaultRule("d", "e")]\n'
+    source = '"""a"""\nx = ["b", f(named="c"), Fault("d", "e")]\n'
     assert sorted(strings(source)) == ["b", "e"]
 
 

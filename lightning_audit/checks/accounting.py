@@ -106,8 +106,7 @@ CLAIM = Check(
     faults=(
         Fault(
             "claim_above_optimizer",
-            "The claim promises more than the optimizer states",
-            "the claim promises more privacy than the optimizer or its accountant states",
+            sentence="the claim promises more privacy than the optimizer or its accountant states",
         ).rule(-7.5, MEASURED),
     ),
 )
@@ -315,8 +314,7 @@ EPSILON = Check(
     faults=(
         Fault(
             "leaks_more_than_claimed",
-            "More leaks than the claim allows",
-            "more leaks than the claim allows, by noise and clipping together",
+            sentence="more leaks than the claim allows, by noise and clipping together",
         ).rule(5),
     ),
 )
@@ -530,8 +528,7 @@ LEDGER_STEPS = Check(
     faults=(
         Fault(
             "several_steps_on_one_batch",
-            "Several steps were taken on one batch",
-            "wrong sampling: several steps were taken on one batch",
+            sentence="wrong sampling: several steps were taken on one batch",
         ).rule(11, explains=(SAMPLING_RATE.name,)),
     ),
 )
@@ -582,8 +579,7 @@ LEDGER_RECORDS = Check(
     faults=(
         Fault(
             "records_stand_several_times",
-            "The data set holds records several times",
-            "wrong sampling: the data set holds indices several times",
+            sentence="wrong sampling: the data set holds indices several times",
         ).rule(12, explains=(SAMPLING_RATE.name, LEDGER_DRAWS.name)),
     ),
 )

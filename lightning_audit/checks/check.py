@@ -257,7 +257,8 @@ class Fault:
 
     Args:
         name: its identifier.
-        headline: in a few words, without numbers.
+        headline: in a few words, without numbers; empty for the title of the check that names it,
+            if it failed.
         sentence: what is wrong; of a fault that several checks name a template, see
             `Case.candidate`.
         look_at: what to look at in the code, as a noun phrase; empty for that of the check that
@@ -267,8 +268,8 @@ class Fault:
     """
 
     name: str
-    headline: str
-    sentence: str
+    headline: str = ""
+    sentence: str = ""
     look_at: str = ""
     measured: str = ""
 
@@ -712,9 +713,13 @@ def headlines() -> dict[str, str]:
     """
     modules = (module for subject in _SUBJECTS for module in _modules(subject))
     of_several = (one for module in modules for one in vars(module).values())
-    of_one = (rule.fault for check in REGISTRY.values() for rule in check.faults)
-    known = (*(one for one in of_several if isinstance(one, Fault)), *of_one)
-    return {fault.name: fault.headline or fault.sentence for fault in known if fault.name}
+    known = {one.name: one.headline for one in of_several if isinstance(one, Fault)}
+    for check in REGISTRY.values():
+        known |= {
+            rule.fault.name: rule.fault.headline or check.heading(failed=True)
+            for rule in check.faults
+        }
+    return known
 
 
 def in_order(results: Iterable[CheckResult]) -> list[CheckResult]:

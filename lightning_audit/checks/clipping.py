@@ -82,9 +82,8 @@ FINITE = Check(
     faults=(
         Fault(
             "not_finite",
-            "A non-finite gradient escapes clipping",
-            "a record that is not finite: its gradient is not a number, no clipping bounds it, and "
-            "the model shows whether the record was there",
+            sentence="a record that is not finite: its gradient is not a number, no clipping "
+            "bounds it, and the model shows whether the record was there",
         ).rule(-7),
     ),
 )
@@ -138,8 +137,8 @@ CLIPPING_NORM = Check(
         ).rule(-4, CLIPPED, applies=norm_not_passed_on),
         Fault(
             "wrong_norms",
-            "Ghost clipping uses wrong norms",
-            "clipping by wrong norms: samples are clipped by norms that their gradients exceed",
+            sentence="clipping by wrong norms: samples are clipped by norms that their gradients "
+            "exceed",
         ).rule(-4, CLIPPED),
     ),
 )

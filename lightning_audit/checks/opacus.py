@@ -51,15 +51,15 @@ _KINDS = {
     ),
     "left_out": Fault(
         "",
-        "",
-        "a process leaves empty batches out, after which the batches of all no longer fit together",
-        "the size of the batches: an empty one of a process must be less likely than delta",
+        sentence="a process leaves empty batches out, after which the batches of all no longer fit "
+        "together",
+        look_at="the size of the batches: an empty one of a process must be less likely than delta",
     ),
     "gdp": Fault(
         "",
-        "",
-        "Opacus' gdp accountant reports less than the steps cost",
-        "the accountant: state PrivacyEngine(accountant='prv') or 'rdp', or claimed_epsilon",
+        sentence="Opacus' gdp accountant reports less than the steps cost",
+        look_at="the accountant: state PrivacyEngine(accountant='prv') or 'rdp', or "
+        "claimed_epsilon",
     ),
 }
 

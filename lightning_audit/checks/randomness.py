@@ -434,8 +434,7 @@ NOISE_RESTARTED = Check(
     faults=(
         Fault(
             "noise_restarted",
-            "The noise starts again when the training is resumed",
-            "noise re-used: a seeded generator restarted when the training was resumed",
+            sentence="noise re-used: a seeded generator restarted when the training was resumed",
         ).rule(-5, explains=(REUSE_LAG.name, RECURRENCE.name)),
     ),
 )
@@ -760,8 +759,7 @@ NOISE_SHARED = Check(
     faults=(
         Fault(
             "noise_shared_by_optimizers",
-            "Two optimizers draw the same noise",
-            "noise re-used: the generators of two optimizers started in the same state",
+            sentence="noise re-used: the generators of two optimizers started in the same state",
         ).rule(-3),
     ),
 )

@@ -414,9 +414,8 @@ def _coupled(seen: Mapping[str, Any]) -> str:
 
 _COUPLED = Fault(
     "records_coupled",
-    "Records change each other's gradients",
-    "records are not independent: a record changes the gradients of others, so that clipping its "
-    "own gradient does not bound what it adds",
+    sentence="records are not independent: a record changes the gradients of others, so that "
+    "clipping its own gradient does not bound what it adds",
 )
 
 COUPLING = Check(

@@ -84,9 +84,8 @@ EXPECTED_BATCH_SIZE = Check(
     faults=(
         Fault(
             "divisor_tells_the_number_of_records",
-            "The divisor reveals the number of records",
-            "divided by a number that is computed from the records: the size of the noise reveals "
-            "their number, which is stated as private",
+            sentence="divided by a number that is computed from the records: the size of the noise "
+            "reveals their number, which is stated as private",
         ).rule(10),
     ),
 )
@@ -197,8 +196,7 @@ LOGICAL_BATCH = Check(
     faults=(
         Fault(
             "batches_run_together",
-            "Split batches run together",
-            "logical batches run together: a record can count twice in one step",
+            sentence="logical batches run together: a record can count twice in one step",
         ).rule(-2),
     ),
 )
@@ -627,9 +625,8 @@ REPEATED = Check(
     faults=(
         Fault(
             "sampled_by_every_process",
-            "Every process draws from all records",
-            "wrong sampling: every process draws from all records, so a record may enter a step "
-            "several times",
+            sentence="wrong sampling: every process draws from all records, so a record may enter "
+            "a step several times",
         ).rule(8),
     ),
 )

@@ -326,9 +326,8 @@ UNSYNCHRONISED = Check(
     faults=(
         Fault(
             "unsynchronised",
-            "Each process trains alone",
-            "no synchronised DP-SGD: each process clips, adds noise and trains on its own, and the "
-            "first one's model is kept",
+            sentence="no synchronised DP-SGD: each process clips, adds noise and trains on its "
+            "own, and the first one's model is kept",
         ).rule(-6, MEASURED),
     ),
 )

@@ -255,8 +255,7 @@ def test_a_fault_has_one_headline_and_one_sentence():
     known, sentences = headlines(), {}
     for one in REGISTRY.values():
         for fault in (rule.fault for rule in one.faults):
-            assert fault.headline, f"{one.name}: {fault.name}"
-            assert fault.headline == known[fault.name]
+            assert known[fault.name] == (fault.headline or one.failed_title)
             assert sentences.setdefault(fault.name, fault.sentence) == fault.sentence
 
 
@@ -282,11 +281,11 @@ def test_headlines_are_short_and_unique():
         assert not re.search(r"\d", headline), name
 
 
-def test_a_rule_without_headline_has_its_sentence_for_one(monkeypatch):
+def test_a_fault_without_headline_has_the_title_of_its_check(monkeypatch):
     rule = Fault("made_up", "", "made up: nothing", "nowhere").rule(-20)
-    made_up = Check("made.up", wrong=lambda _: True, faults=(rule,))
+    made_up = Check("made.up", failed_title="It fails", wrong=lambda _: True, faults=(rule,))
     monkeypatch.setitem(REGISTRY, "made.up", made_up)
-    assert headlines()["made_up"] == "made up: nothing"
+    assert headlines()["made_up"] == "It fails"
 
 
 # --- Input and output of the rules that name a fault: the case, and candidates.
