@@ -212,7 +212,7 @@ def accounting_result(
     if epsilon_spent is None or claimed_epsilon is None:
         unknown = lack or "the sample rate is unknown"
         lacks = unknown if epsilon_spent is None else "no epsilon is claimed"
-        return ACCOUNTING.not_run(f"not compared: {lacks}", evidence)
+        return ACCOUNTING.not_run(lacks, evidence)
     between = items_words(items)
     if epsilon_by_removal is not None:
         between += " if a record is replaced"
@@ -691,7 +691,7 @@ class Ledger:
                 if self.hook == "unread"
                 else "no accountant records the steps"
             )
-            return LEDGER_ACCOUNTANT.not_run(f"not compared: {why}", {"hook": self.hook})
+            return LEDGER_ACCOUNTANT.not_run(why, {"hook": self.hook})
         known = sum(int(number) for *_, number in told)
         steps = sum(int(phase.steps) for phase in taken)
         missing = max(0, steps - self.taken_before - max(0, known - self.told_before))

@@ -497,7 +497,7 @@ class Check:
         elif test.observed:
             found = CheckResult(self.name, self.kind, "ok", fine or self.fine)
         else:
-            found = self.not_run(f"not tested: {lack or self.needs}")
+            found = self.not_run(lack or self.needs)
         return replace(
             found,
             log_e_value=test.log_e,

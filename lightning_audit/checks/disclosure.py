@@ -90,7 +90,7 @@ def _message(known: Check, check: CheckResult) -> str:
     if _NUMBER.search(check.message) is None:
         return check.message
     # A number in it may be computed from the data.
-    return f"not tested: {known.needs}" if check.status == "not_run" else known.heading(failed=True)
+    return known.needs if check.status == "not_run" else known.heading(failed=True)
 
 
 def _needed(known: Check, evidence: Mapping[str, Any]) -> int:

@@ -589,10 +589,10 @@ class DrawnBatches:
     def result(self) -> CheckResult:
         """Return the result of `ledger.draws`."""
         if self.obstacle:
-            return LEDGER_DRAWS.not_run(f"not tested: {self.obstacle}")
+            return LEDGER_DRAWS.not_run(self.obstacle)
         if self.rate is None or self.rate >= 1.0:
             why = "the sample rate is unknown" if self.rate is None else "all records are taken"
-            return LEDGER_DRAWS.not_run(f"not tested: {why}")
+            return LEDGER_DRAWS.not_run(why)
         self._settle(self.rate)
         favoured = 0.0
         if self._batches:

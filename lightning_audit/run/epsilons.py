@@ -411,9 +411,9 @@ def epsilon_result(epsilons: Epsilons, config: AuditConfig) -> CheckResult:
     """Return the result of `epsilon`: does the lower bound exceed the claim?"""
     claimed_epsilon = epsilons.claimed_epsilon
     if config.mechanism_alone:
-        return EPSILON.not_run(f"not compared: {NOT_COMPOSED}")
+        return EPSILON.not_run(NOT_COMPOSED)
     if config.shuffled:
-        return EPSILON.not_run("not compared: lower bounds are composed for Poisson batches only")
+        return EPSILON.not_run("lower bounds are composed for Poisson batches only")
     if epsilons.epsilon_spent is None or claimed_epsilon is None:
         return EPSILON.not_run("no epsilon can be compared")
     proved = epsilons.proved

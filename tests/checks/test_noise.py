@@ -267,9 +267,7 @@ def test_noise_with_a_mean_is_warned_of_within_a_few_steps(mean):
 def test_a_run_without_noise_to_see_says_why_nothing_was_tested():
     result = found(0.0, steps=0)
     assert result.status == "not_run"
-    assert result.message == (
-        "not tested: no step's entries were read between its noise and its update"
-    )
+    assert result.message == ("no step's entries were read between its noise and its update")
 
 
 NOISE_OF_NOISE_SIZE = {"noise", "noise.tensor", "noise.canary"}
