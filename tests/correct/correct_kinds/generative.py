@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from correct_kinds.base import ByHand, Gradients, Private
+from correct_kinds.base import Private
 from correct_kinds.data import flat_digits
 
 
@@ -112,88 +112,3 @@ class Corrupted(Images, kind="denoising-numpy-on-device"):
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         return functional.mse_loss(self.net(batch[0]), batch[1])
-
-
-class RelaxedCodes(Images, kind="gumbel-codes"):
-    """Correct: relaxed codes are drawn for each record. Unusual: Gumbel softmax with a temperature
-    that falls with the steps, straight through."""
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encode = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16))
-            self.decode, self.temperature = nn.Linear(16, 64), 1.0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            codes = self.encode(x).view(len(x), 4, 4)
-            hard = functional.gumbel_softmax(codes, tau=self.temperature, hard=True)
-            return self.decode(hard.flatten(1))
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        self.net._module.temperature = max(0.3, 0.98**self.global_step)
-        return functional.mse_loss(self.net(batch[0]), batch[0], reduction="none").sum(1).mean()
-
-
-class Coupling(nn.Module):
-    """An affine coupling of a normalising flow."""
-
-    def __init__(self, *, first: bool) -> None:
-        super().__init__()
-        self.first = first
-        self.body = nn.Sequential(nn.Linear(32, 40), nn.Tanh(), nn.Linear(40, 64))
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        a, b = x.chunk(2, dim=1) if self.first else x.chunk(2, dim=1)[::-1]
-        scale, shift = self.body(a).chunk(2, dim=1)
-        b = b * torch.exp(torch.tanh(scale)) + shift
-        return torch.cat([a, b] if self.first else [b, a], dim=1), torch.tanh(scale).sum(1)
-
-
-class Flow(Images, kind="flow-dequantised"):
-    """Correct: a likelihood per record. Unusual: pixels are dequantised with uniform noise by
-    torch's global generator, then logs; losses of hundreds, all gradients clipped."""
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.steps = nn.ModuleList([Coupling(first=True), Coupling(first=False)])
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            total = torch.zeros(len(x))
-            for step in self.steps:
-                x, logs = step(x)
-                total = total + logs
-            return total - 0.5 * (x**2).sum(1)
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        pixels = (batch[0] * 16 + torch.rand_like(batch[0])) / 17
-        pixels = 0.05 + 0.9 * pixels
-        return -self.net(torch.logit(pixels)).mean()
-
-
-class ImportanceWeighted(ByHand, kind="importance-weighted-by-hand"):
-    """Correct: the bound of a record uses draws of its own. Unusual: importance-weighted
-    autoencoder with five draws a record inside of vmap, whose randomness is "different"."""
-
-    randomness = "different"
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encode, self.decode = nn.Linear(64, 8), nn.Linear(4, 64)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            mean, log_scale = self.encode(x).chunk(2, dim=1)
-            noise = torch.randn(5, 4)
-            code = mean + log_scale.exp() * noise
-            fit = -functional.binary_cross_entropy_with_logits(
-                self.decode(code), x.expand(5, -1), reduction="none"
-            ).sum(1)
-            prior, posterior = -0.5 * (code**2).sum(1), -(log_scale + 0.5 * noise**2).sum(1)
-            return (torch.logsumexp(fit + prior - posterior, 0) - math.log(5))[None]
-
-    def make_data(self) -> TensorDataset:
-        return flat_digits()
-
-    def loss(self, params: Gradients, *record: torch.Tensor) -> torch.Tensor:
-        return -self.call(params, record[0])

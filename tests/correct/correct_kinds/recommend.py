@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from opacus.layers import DPGRU
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
@@ -115,30 +114,6 @@ class TwoTowers(Private, kind="two-towers-public-catalogue"):
         items = torch.cat([item[:, None], wrong.expand(len(item), -1, -1)], dim=1)
         scores = self.net(user, items)
         return functional.cross_entropy(scores, torch.zeros(len(item), dtype=torch.long))
-
-
-class Sessions(Private, kind="session-gru-permuted"):
-    """Correct: a session is one record. Unusual: items of a session are permuted and dropped row
-    by row with torch.randperm, after which a DPGRU guesses the last one."""
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.item, self.rnn = nn.Embedding(ITEMS, 8), DPGRU(8, 16, batch_first=True)
-            self.head = nn.Linear(16, ITEMS)
-
-        def forward(self, items: torch.Tensor) -> torch.Tensor:
-            return self.head(self.rnn(self.item(items))[0][:, -1])
-
-    def make_data(self) -> TensorDataset:
-        rng = np.random.default_rng(self.seed)
-        walks = rng.integers(0, ITEMS, (480, 1)) + rng.integers(0, 4, (480, 7)).cumsum(1)
-        return TensorDataset(*tensors(walks % ITEMS))
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        (walks,) = batch
-        before = torch.stack([row[torch.randperm(6)[:4].sort().values] for row in walks[:, :6]])
-        return functional.cross_entropy(self.net(before), walks[:, 6])
 
 
 class PublicAnchors(Private, kind="triplets-public-anchors"):

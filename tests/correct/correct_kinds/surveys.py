@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from correct_kinds.base import Private
-from correct_kinds.data import Changed, cancer, diabetes, iris, tensors, wine
+from correct_kinds.data import Changed, diabetes, iris, tensors, wine
 from correct_kinds.tabular import regressor
 
 
@@ -40,27 +40,6 @@ class Places(Private, kind="geo-urandom"):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x, height = batch
         return functional.mse_loss(self.net(x)[:, 0], height)
-
-
-class TwoTasks(Private, kind="two-tasks-random-weights"):
-    """Correct: every record has both losses, weighted by a coin of its own. Unusual: random.Random
-    of the module draws the weights row by row, between forward pass and loss."""
-
-    def make_net(self) -> nn.Module:
-        return regressor(30, 3)
-
-    def make_data(self) -> TensorDataset:
-        self.coins = random.Random(self.seed)
-        x, y = cancer()
-        return TensorDataset(x, y, x[:, 0] - 0.5)
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        x, label, size = batch
-        out = self.net(x)
-        first = functional.cross_entropy(out[:, :2], label, reduction="none")
-        second = (out[:, 2] - size) ** 2
-        weight = torch.tensor([self.coins.random() for _ in range(len(x))])
-        return (weight * first + (1 - weight) * second).mean()
 
 
 class Flowers(Private, kind="iris-equal-records"):

@@ -1,7 +1,7 @@
 """Tables: embeddings, missing values, survival, prices, counts, quantiles, ordered classes."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from correct_kinds.base import ByHand, Gradients, Private
-from correct_kinds.data import Changed, diabetes, normals, tensors
+from correct_kinds.base import Private
+from correct_kinds.data import Changed, normals, tensors
 
 
 def regressor(width: int, out: int = 1, hidden: int = 32) -> nn.Sequential:
@@ -52,30 +52,6 @@ class MissingValues(Private, kind="tabular-missing-values"):
         drop = torch.from_numpy(self.rng.random(tuple(numbers.shape)) < 0.1)
         numbers = numbers.masked_fill(drop, math.nan)
         return functional.binary_cross_entropy_with_logits(self.net(job, town, numbers), y)
-
-
-class SurvivalTimes(Private, kind="survival-lognormal"):
-    """Correct: a record's likelihood is its own. Unusual: log-normal accelerated failure times
-    with censoring, logs of small probabilities, Adam."""
-
-    def make_net(self) -> nn.Module:
-        return regressor(8, 2)
-
-    def make_data(self) -> TensorDataset:
-        x = normals(self.seed, 480, 8)
-        times = np.exp(x[:, 0] + 0.5 * normals(self.seed + 1, 480))
-        ends = np.exp(0.5 + normals(self.seed + 2, 480))
-        return TensorDataset(*tensors(x, np.minimum(times, ends), (times <= ends).astype(float)))
-
-    def inner(self, params: Any) -> torch.optim.Optimizer:
-        return torch.optim.Adam(params, lr=0.01)
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        x, time, died = batch
-        location, scale = self.net(x).unbind(1)
-        z = (time.log() - location) / functional.softplus(scale).clamp(min=0.05)
-        density = -0.5 * z**2 - functional.softplus(scale).clamp(min=0.05).log() - time.log()
-        return -(died * density + (1 - died) * torch.special.log_ndtr(-z)).mean()
 
 
 class CoxPublicRiskSet(Private, kind="cox-public-risk-set"):
@@ -128,71 +104,6 @@ class Prices(Private, kind="log-prices"):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x, price = batch
         return functional.huber_loss(self.net(x)[:, 0] + 11.0, price)
-
-
-class Counts(Private, kind="poisson-counts"):
-    """Correct: Poisson likelihood of a record with its own exposure. Unusual: gradients of very
-    unequal size, and a loss that is a sum."""
-
-    engine: ClassVar[dict[str, Any]] = {"loss_reduction": "sum"}
-
-    def make_net(self) -> nn.Module:
-        return regressor(5)
-
-    def make_data(self) -> TensorDataset:
-        x = normals(self.seed, 480, 5)
-        exposure = np.exp(normals(self.seed + 1, 480))
-        counts = np.random.default_rng(self.seed).poisson(exposure * np.exp(x[:, 0]))
-        return TensorDataset(*tensors(x, exposure, counts.astype(float)))
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        x, exposure, counts = batch
-        rate = self.net(x)[:, 0] + exposure.log()
-        return functional.poisson_nll_loss(rate, counts, full=True, reduction="sum")
-
-
-class NegativeBinomial(ByHand, kind="negative-binomial-by-hand"):
-    """Correct: clipped per record by hand. Unusual: a dispersion that is a bare parameter, and
-    lgamma in the loss."""
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.log_dispersion = regressor(5), nn.Parameter(torch.zeros(()))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            mean = self.body(x)
-            return torch.cat([mean, self.log_dispersion.expand_as(mean)], dim=1)
-
-    def make_data(self) -> TensorDataset:
-        x, rng = normals(self.seed, 500, 5), np.random.default_rng(self.seed)
-        counts = rng.negative_binomial(2, 1 / (1 + np.exp(x[:, 0])))
-        return TensorDataset(*tensors(x, counts.astype(float)))
-
-    def loss(self, params: Gradients, *record: torch.Tensor) -> torch.Tensor:
-        x, count = record
-        log_mean, log_r = self.call(params, x)
-        r = log_r.exp()
-        total = torch.log(r + log_mean.exp())
-        choose = torch.lgamma(count + r) - torch.lgamma(r) - torch.lgamma(count + 1)
-        return -(choose + r * (log_r - total) + count * (log_mean - total))
-
-
-class Quantiles(Private, kind="implicit-quantiles"):
-    """Correct: every record has a level of its own. Unusual: an implicit quantile net, whose
-    levels torch's global generator draws before the forward pass."""
-
-    def make_net(self) -> nn.Module:
-        return regressor(11)
-
-    def make_data(self) -> TensorDataset:
-        return TensorDataset(*diabetes())
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        x, y = batch
-        level = torch.rand(len(x), 1)
-        error = y - self.net(torch.cat([x, level], dim=1))[:, 0]
-        return torch.maximum(level[:, 0] * error, (level[:, 0] - 1) * error).mean()
 
 
 class Cutpoints(nn.Module):

@@ -66,21 +66,6 @@ class ReplaceOne(ShuffledMean, kind="shuffled-replace-one-epsilon"):
         return {"claim": claim}
 
 
-class NoisyWeights(Digits, kind="noise-on-weights-after-step"):
-    """Correct: plain SGD takes the clipped mean, then each weight gets noise of lr sigma C / B
-    before anything is released or used; equal to noise in the gradient. Like MisaNguyen/DPSGD
-    (noise added to param)."""
-
-    def training_step(self, batch, batch_idx):
-        sums = self.clipped_sums(self.sample_gradients(*batch))
-        for n, p in self.net.named_parameters():
-            p.grad = sums[n] / self.batch_size
-        self.optimizers().step()
-        with torch.no_grad():
-            for p in self.net.parameters():
-                p.add_(self.rate * self.sigma * self.clip / self.batch_size * torch.randn_like(p))
-
-
 class NoisyDelta(Digits, kind="noise-on-model-delta"):
     """Correct: records walk a copy of the model along their clipped gradients at the old weights;
     the copy's delta gets noise and is loaded back with load_state_dict. Like client-side DP in

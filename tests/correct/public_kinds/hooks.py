@@ -2,14 +2,13 @@
 
 import torch
 from correct_kinds.base import ByHand, Manual, Private
-from correct_kinds.data import cancer, digits, flat_digits, public_digits
-from opacus.optimizers import DPOptimizer
+from correct_kinds.data import cancer, flat_digits, public_digits
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_audit
 from lightning_audit import PrivacyClaim
-from public_kinds.base import NoCall, add_clipped, mlp, row_norms, users
+from public_kinds.base import NoCall, mlp, row_norms
 from public_kinds.multiplicity import AugmentedOptimizer, views
 
 
@@ -95,32 +94,6 @@ class Microbatches(Digits, NoCall, kind="pyvacy-microbatch-optimizer"):
             self.manual_backward(functional.cross_entropy(self.net(x[None]), y[None]))
             optimizer.optimizer.microbatch_step()
         optimizer.step()
-
-
-class OneRowOfUser(Dataset):
-    def __init__(self, data):
-        self.x, self.y = data.tensors
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, user):
-        row = torch.randint(len(self.x[user]), ()).item()
-        return self.x[user, row], self.y[user, row]
-
-
-class RandomRow(Private, kind="user-level-random-row"):
-    """Correct: the index is a user, an item one random row of it, so a user adds one clipped row.
-    Like user-level DP samplers of FLAIR / personalised keyboards."""
-
-    def make_net(self):
-        return mlp(10, 16, 1)
-
-    def make_data(self):
-        return OneRowOfUser(users(self.seed))
-
-    def training_step(self, batch, batch_idx):
-        return functional.mse_loss(self.net(batch[0])[:, 0], batch[1])
 
 
 class QuantileClip(Digits, ByHand, kind="adaptive-quantile-clip-released"):
@@ -274,33 +247,6 @@ class PublicPreconditioner(Digits, ByHand, kind="public-preconditioner-by-hand")
         self.optimizers().step()
 
 
-class IndividualClips(Private, kind="idp-individual-clip-norms"):
-    """Correct: each record has a public budget level that sets its own clip norm, at most C of the
-    noise; the optimizer indexes rows of the batch. Like fraboeni/idp (individualised DP-SGD,
-    "scale")."""
-
-    make_net = Digits.make_net
-
-    class private(DPOptimizer):
-        def clip_and_accumulate(self):
-            norms = row_norms(self.grad_samples)
-            factor = torch.stack(
-                [
-                    (b / (norm + 1e-6)).clamp(max=1.0)
-                    for b, norm in zip(self.budgets, norms, strict=True)
-                ]
-            )
-            add_clipped(self, factor)
-
-    def make_data(self):
-        x, y = digits()
-        return TensorDataset(x, y, 0.5 + 0.25 * (torch.arange(500) % 3))
-
-    def training_step(self, batch, batch_idx):
-        self.trainer.optimizers[0].budgets = batch[2]
-        return functional.cross_entropy(self.net(batch[0]), batch[1])
-
-
 class AfterBackwardHook(BeforeStepHook, kind="automatic-after-backward-hook"):
     """Correct: as above, the noisy mean overwrites p.grad in on_after_backward, which follows every
     backward pass of automatic optimization. Like Lightning modules with DP in on_after_backward."""
@@ -310,29 +256,6 @@ class AfterBackwardHook(BeforeStepHook, kind="automatic-after-backward-hook"):
 
     def on_after_backward(self):
         self.write(self.clipped_sums(self.sample_gradients(*self.batch)))
-
-
-class ConfigureClipping(BeforeStepHook, kind="automatic-configure-gradient-clipping"):
-    """Correct: Lightning's configure_gradient_clipping is where the records are clipped, and the
-    noisy mean replaces p.grad; with the documented call. Like Lightning's docs on custom clipping."""
-
-    def on_before_optimizer_step(self, optimizer):
-        pass
-
-    def configure_gradient_clipping(
-        self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None
-    ):
-        grads = lightning_audit.per_sample(self.sample_gradients(*self.batch), module=self)
-        self.write(self.clipped_sums(grads))
-
-
-class BeforeStepWithCall(BeforeStepHook, kind="automatic-before-step-hook-with-call"):
-    """Correct: the hook on_before_optimizer_step with the documented call of per_sample. Like
-    docs/hand-written.md's "in a hook such as on_before_optimizer_step"."""
-
-    def on_before_optimizer_step(self, optimizer):
-        grads = lightning_audit.per_sample(self.sample_gradients(*self.batch), module=self)
-        self.write(self.clipped_sums(grads))
 
 
 class WrittenInHook(BeforeStepHook, kind="automatic-noisy-in-step-written-in-hook"):
@@ -348,17 +271,3 @@ class WrittenInHook(BeforeStepHook, kind="automatic-noisy-in-step-written-in-hoo
     def on_before_optimizer_step(self, optimizer):
         for n, p in self.net.named_parameters():
             p.grad = self.noisy[n].clone()
-
-
-class GaussianAccountant(Private, kind="accountant-gdp"):
-    """Correct: Opacus with its accountant of Gaussian DP, whose limit theorem gives too small an
-    epsilon: that is a defect of Opacus, not of the training. Like `PrivacyEngine(accountant="gdp")`
-    in many notebooks."""
-
-    accountant = "gdp"
-
-    def make_net(self):
-        return mlp(64, 16, 10)
-
-    def make_data(self):
-        return flat_digits()
