@@ -2,7 +2,6 @@
 
 import os
 import random
-import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,12 +26,12 @@ from training_support import PrivateModule, digits, trainer_for
 from training_support import mlp as small_mlp
 
 import lightning_audit
-from lightning_audit import AuditReport, Examination, PrivacyAudit, PrivacyClaim
+from lightning_audit import Examination, PrivacyAudit, PrivacyClaim
 from lightning_audit.replay.examiner import ANSWERED
 from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.faulty import OwnFactors
 
-# --- Trainings by somebody who had not read the examinations: 12 faulty, 10 correct and odd.
+# --- Faulty trainings that no known fault is, by somebody who had not read the examinations.
 
 
 class Factored(DPOptimizer):
@@ -62,41 +61,12 @@ def norms_of(rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([g.flatten(1) for g in rows], dim=1).norm(dim=1)
 
 
-class LargestLayer(Factored):
-    """Norm of the largest layer for the whole norm: 4 tensors of norm C each move it by 2C."""
-
-    def factors(self, rows):
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in rows]).amax(0)
-        return (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
-
-
 class Centred(Factored):
     """Less the batch's mean before clipping: one huge record turns every other row to -C of
     its direction, so the sum moves by up to about (n - 1)C."""
 
     def before(self, rows):
         return [g - g.mean(0, keepdim=True) if len(g) else g for g in rows]
-
-
-class ActualSize(DPOptimizer):
-    """The sum is brought to the expected size by the actual size, ahead of the noise: n - 1 rows
-    of C and one of -C move it by about 2C; with n below the expected, one row moves it by >C."""
-
-    def clip_and_accumulate(self) -> None:
-        super().clip_and_accumulate()
-        n = max(1, len(self.grad_samples[0]))
-        for p in self.params:
-            p.summed_grad *= self.expected_batch_size / n
-
-
-class HardHalf(Trains):
-    """Only the half of highest loss is learnt from: a record that enters puts another out, 2C."""
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        loss = functional.cross_entropy(self.net(x), y, reduction="none")
-        least = loss.detach().median() if len(loss) else 0.0
-        return (loss * (loss.detach() >= least)).mean()
 
 
 class HalfNorms(Factored):
@@ -109,14 +79,6 @@ class HalfNorms(Factored):
         return torch.where(torch.isfinite(norms), factors, torch.ones_like(factors))
 
 
-class SampledNorm(Factored):
-    """Norm estimated of every second coordinate: what lies in the others is never clipped."""
-
-    def factors(self, rows):
-        norms = 2**0.5 * torch.cat([g.flatten(1) for g in rows], dim=1)[:, ::2].norm(dim=1)
-        return (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
-
-
 class SoftRoot(Factored):
     """'Soft' clipping by 1/sqrt(1 + |g|/C): |g| = 100C gives almost 10C; no bound at all."""
 
@@ -124,228 +86,12 @@ class SoftRoot(Factored):
         return (1 + norms_of(rows) / self.max_grad_norm).rsqrt()
 
 
-class ErrorFeedback(Factored):
-    """What clipping cut off is carried into the next sum: no bound on a record's part in it."""
-
-    _rest: list[torch.Tensor] | None = None
-
-    def clip_and_accumulate(self) -> None:
-        raw = [g.sum(0) for g in self.grad_samples]
-        super().clip_and_accumulate()
-        rest = [0.5 * (r - p.summed_grad) for r, p in zip(raw, self.params, strict=True)]
-        if self._rest is not None:
-            for p, r in zip(self.params, self._rest, strict=True):
-                p.summed_grad = p.summed_grad + r
-        self._rest = rest
-
-
-class RawPreconditioner(DPOptimizer):
-    """Second moments of the sum without noise divide the released gradient, now and later:
-    they are read off the weights, and no noise is in them."""
-
-    _second: list[torch.Tensor] | None = None
-
-    def add_noise(self) -> None:
-        squares = [(p.summed_grad / self.expected_batch_size) ** 2 for p in self.params]
-        if self._second is None:
-            self._second = [torch.full_like(s, 0.01) for s in squares]
-        super().add_noise()
-        for p, v, s in zip(self.params, self._second, squares, strict=True):
-            p.grad = p.grad / (v.sqrt() + 0.01)
-            v.lerp_(s.view_as(v), 0.1)
-
-
-class SmoothingByAccuracy(Trains):
-    """Label smoothing of the next step by the accuracy in this batch, which no noise is in:
-    the next sum moves by up to 2C for each of its n rows."""
-
-    smoothing = 0.0
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        scores = self.net(x)
-        loss = functional.cross_entropy(scores, y, label_smoothing=self.smoothing)
-        if len(y):
-            self.smoothing = 0.3 * (scores.argmax(1) == y).float().mean().item()
-        return loss
-
-
-class QuantileNorm(DPOptimizer):
-    """The clipping norm of the next step follows the raw 0.7-quantile of this step's norms,
-    with no noise on it."""
-
-    def clip_and_accumulate(self) -> None:
-        rows = self.grad_samples
-        super().clip_and_accumulate()
-        if len(rows[0]):
-            self._next = min(1.0, 0.3 * norms_of(rows).quantile(0.7).item())
-
-    def scale_grad(self) -> None:
-        super().scale_grad()
-        self.max_grad_norm = getattr(self, "_next", self.max_grad_norm)
-
-
-class Centroids(Trains):
-    """A centre loss whose centres are running means of raw scores: they enter every row of the
-    next steps, and no noise is in them."""
-
-    def __init__(self, *args, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
-        self.register_buffer("centres", torch.zeros(10, 10))
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        scores = self.net(x)
-        loss = functional.cross_entropy(scores, y)
-        loss = loss + 0.1 * ((scores - self.centres[y].clone()) ** 2).sum(1).mean()
-        with torch.no_grad():
-            for label in y.unique():
-                self.centres[label].lerp_(scores[y == label].mean(0), 0.5)
-        return loss
-
-
-# ------------------------------------------------------------------ correct
-
-
-class LowerNorm(Factored):
-    """A constant lower norm: moves by at most 0.5C, noise for C."""
-
-    def factors(self, rows):
-        return (0.5 * self.max_grad_norm / (norms_of(rows) + 1e-6)).clamp(max=1.0)
-
-
-class ExactlyC(Factored):
-    """Every row is brought to C, a row of zeros stays: moves by at most C."""
-
-    def factors(self, rows):
-        return self.max_grad_norm / (norms_of(rows) + 1e-6)
-
-
-class ScaledBefore(Factored):
-    """Public scales for the tensors ahead of the clipping: what is clipped is at most C."""
-
-    def before(self, rows):
-        return [g * (3.0 if g.dim() == 2 else 0.5) for g in rows]
-
-
-class DividedInNoise(DPOptimizer):
-    """Divides sum and noise alike by a public number, where the noise is added."""
-
-    def add_noise(self) -> None:
-        super().add_noise()
-        for p in self.params:
-            p.grad = p.grad / self.expected_batch_size
-
-    def scale_grad(self) -> None:
-        pass
-
-
-class Masked(DPOptimizer):
-    """A public mask on the clipped sum, full noise: a norm that only shrinks."""
-
-    def clip_and_accumulate(self) -> None:
-        super().clip_and_accumulate()
-        for p in self.params:
-            mask = torch.arange(p.numel()).view_as(p) % 3 != 0
-            p.summed_grad *= mask
-
-
-class ReleasedAverage(DPOptimizer):
-    """Steps along an average of released gradients: post-processing."""
-
-    _mean: list[torch.Tensor] | None = None
-
-    def scale_grad(self) -> None:
-        super().scale_grad()
-        self._mean = self._mean or [torch.zeros_like(p) for p in self.params]
-        for p, mean in zip(self.params, self._mean, strict=True):
-            mean.lerp_(p.grad, 0.3)
-            p.grad = mean.clone()
-
-
-class ResetsState(DPOptimizer):
-    """Adam whose moments are forgotten each fifth step, by a public count."""
-
-    _count = 0
-
-    def step(self, closure=None):
-        out = super().step(closure)
-        self._count += 1
-        if self._count % 5 == 0:
-            self.original_optimizer.state.clear()
-        return out
-
-
-class Sorted(Trains):
-    """Shuffles, then sorts by label: the sum over rows does not know their order."""
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        order = torch.randperm(len(y))
-        order = order[y[order].argsort()]
-        return super().training_step((x[order], y[order]), batch_idx)
-
-
-class LabelNoise(Trains):
-    """A tenth of labels drawn anew, each row by itself: each row is clipped still."""
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        drawn = torch.where(torch.rand(len(y)) < 0.1, torch.randint(0, 10, y.shape), y)
-        return super().training_step((x, drawn), batch_idx)
-
-
-CALLS = {"n": 0}
-
-
-class SwapsForValidation(Trains):
-    """Validates with an average of released weights, puts the weights back, counts calls in the
-    module: post-processing, and the weights are bit for bit what they were."""
-
-    average: list[torch.Tensor] | None = None
-
-    def training_step(self, batch, batch_idx):
-        CALLS["n"] += 1
-        return super().training_step(batch, batch_idx)
-
-    def val_dataloader(self):
-        return DataLoader(self.data(), batch_size=600)
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val", functional.cross_entropy(self.net(batch[0]), batch[1]))
-
-    def on_train_batch_end(self, *_):
-        now = [p.detach().clone() for p in self.parameters()]
-        self.average = [a.lerp(p, 0.1) for a, p in zip(self.average or now, now, strict=True)]
-
-    def on_validation_epoch_start(self):
-        if self.average is not None:
-            for i, p in enumerate(self.parameters()):
-                self.average[i], p.data = p.data, self.average[i]
-
-    on_validation_epoch_end = on_validation_epoch_start
-
-
 def _private(kind):
     return lambda: Trains(mlp(), private=kind)
 
 
-FAULTY = {
-    k.__name__: _private(k) if issubclass(k, DPOptimizer) else (lambda k=k: k(mlp()))
-    for k in (LargestLayer, Centred, ActualSize, HardHalf, HalfNorms, SampledNorm, SoftRoot,
-              ErrorFeedback, RawPreconditioner, SmoothingByAccuracy, QuantileNorm, Centroids)
-}  # fmt: skip
-UNSEEN_CORRECT = {
-    k.__name__: _private(k) if issubclass(k, DPOptimizer) else (lambda k=k: k(mlp()))
-    for k in (LowerNorm, ExactlyC, ScaledBefore, DividedInNoise, Masked, ReleasedAverage,
-              Sorted, LabelNoise, SwapsForValidation)
-}  # fmt: skip
-UNSEEN_CORRECT["ResetsState"] = lambda: Trains(
-    mlp(), inner=lambda p: torch.optim.Adam(p, lr=1e-3), private=ResetsState
-)
+FAULTY = {kind.__name__: _private(kind) for kind in (Centred, HalfNorms, SoftRoot)}
 
-
-# --- An examination finds what is no step of DP-SGD, accuses nothing else, and leaves no trace.
 
 # --- Correct trainings whose step draws random numbers, or reads inputs, in unusual ways.
 
@@ -361,10 +107,6 @@ def augmented(change: Change) -> type[Trains]:
     """A training whose records are changed in each step."""
 
     class Augmented(Trains):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.coins = torch.Generator().manual_seed(3)
-
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             x, y = batch
             return super().training_step((change(self, x), y), batch_idx)
@@ -377,39 +119,9 @@ def by_numpy(_: Trains, x: torch.Tensor) -> torch.Tensor:
     return x + 0.3 * torch.as_tensor(np.random.normal(size=tuple(x.shape))).to(x)
 
 
-def by_python(_: Trains, x: torch.Tensor) -> torch.Tensor:
-    """Each record is shifted by `random`."""
-    moved = [row.roll(random.randint(-3, 3)) for row in x]
-    return torch.stack(moved) if moved else x
-
-
-def by_own_generator(module: Trains, x: torch.Tensor) -> torch.Tensor:
-    """Each record is turned around or not, by a generator of the module."""
-    return torch.where(torch.rand(len(x), 1, generator=module.coins) < 0.5, x.flip(1), x)
-
-
 def by_fresh_generator(_: Trains, x: torch.Tensor) -> torch.Tensor:
     """A generator without a seed, made in each step."""
     return x + 0.3 * torch.as_tensor(np.random.default_rng().normal(size=tuple(x.shape))).to(x)
-
-
-def by_seeded_generator(_: Trains, x: torch.Tensor) -> torch.Tensor:
-    """A generator that is made in each step, of a seed that torch draws."""
-    own = torch.Generator().manual_seed(int(torch.randint(2**40, ())))
-    return x + 0.3 * torch.randn(x.shape, generator=own)
-
-
-class Thinned(Trains):
-    """Records are left out at random, by Python's generator of the module."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.coins = random.Random(5)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        x, y = batch
-        weights = torch.tensor([float(self.coins.random() < 0.7) for _ in x]).to(x)
-        return (weights * functional.cross_entropy(self.net(x), y, reduction="none")).mean()
 
 
 # ------------------------------------------------------------------ Opacus, random clipping
@@ -531,27 +243,6 @@ class ByHand(Trains):
         self.optimizers().step()
 
 
-class NumpyByHand(ByHand):
-    """Noise of NumPy on each record."""
-
-    seen = by_numpy
-
-
-class DrawsOfRows(ByHand):
-    """A number for each row between the hand-over and the noise, which leaves some out."""
-
-    def factors(self, norms: torch.Tensor) -> torch.Tensor:
-        return super().factors(norms) * (torch.rand(len(norms)) < 0.8)
-
-
-class DrawsThrownAway(ByHand):
-    """A number for each row between the hand-over and the noise, which is not used."""
-
-    def factors(self, norms: torch.Tensor) -> torch.Tensor:
-        torch.rand(len(norms))
-        return super().factors(norms)
-
-
 class DropsAndNoise(ByHand):
     """One generator, made in each step, leaves rows out and draws the noise."""
 
@@ -571,17 +262,13 @@ class DrawsOfContent(ByHand):
         return super().factors(norms)
 
 
-class Noisy(ByHand):
-    """Noise of torch on each record."""
+class Chunks(ByHand):
+    """Chunks of records are augmented, by a generator of the module, and handed over together."""
+
+    chunk = 8
 
     def seen(self, x: torch.Tensor) -> torch.Tensor:
-        return x + 0.3 * torch.randn_like(x)
-
-
-class Chunked(Noisy):
-    """Chunks of records are augmented, handed over and clipped by themselves."""
-
-    chunk = 1
+        return x + 0.3 * torch.randn(x.shape, generator=self.coins)
 
     def parts(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[Gradients]:
         for begin in range(0, len(x), self.chunk):
@@ -589,50 +276,17 @@ class Chunked(Noisy):
             yield lightning_audit.per_sample(self.gradients(x[chosen], y[chosen]), module=self)
 
 
-class ChunksOfEight(Chunked):
-    """Eight together, by a generator of the module."""
-
-    chunk = 8
+class RowsFirst(ByHand):
+    """`rows` ahead of a loop that augments each record."""
 
     def seen(self, x: torch.Tensor) -> torch.Tensor:
-        return x + 0.3 * torch.randn(x.shape, generator=self.coins)
-
-
-class RowsFirst(Noisy):
-    """`rows` ahead of a loop that augments each record."""
+        return x + 0.3 * torch.randn_like(x)
 
     def parts(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[Gradients]:
         for own in lightning_audit.rows(module=self):
             yield {name: g[None] for name, g in own.items()}
         for row in range(len(x)):
             yield self.gradients(x[row : row + 1], y[row : row + 1])
-
-
-class SystemByHand(ByHand):
-    """Noise of a generator that the system's entropy seeds."""
-
-    def noise(self, like: torch.Tensor) -> torch.Tensor:
-        own = torch.Generator().manual_seed(secrets.randbits(60))
-        return torch.randn(like.shape, generator=own)
-
-
-class NumpyNoise(ByHand):
-    """Noise of one of NumPy's generators without a seed."""
-
-    def noise(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.as_tensor(np.random.default_rng().normal(size=tuple(like.shape))).to(like)
-
-
-class SystemRandomNoise(ByHand):
-    """Noise of the system's own generator, which the module holds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.system = random.SystemRandom()
-
-    def noise(self, like: torch.Tensor) -> torch.Tensor:
-        values = [self.system.gauss(0.0, 1.0) for _ in range(like.numel())]
-        return torch.tensor(values).view_as(like)
 
 
 class UnseenNoise(ByHand):
@@ -649,31 +303,18 @@ def _net(kind: type[Trains]) -> Callable[[], Trains]:
 
 
 #: Correct trainings by name.
-#: Correct trainings by name.
 RANDOM_CORRECT: dict[str, Callable[[], Trains]] = {
     "augmentation by NumPy": _net(augmented(by_numpy)),
-    "augmentation by random": _net(augmented(by_python)),
-    "augmentation by an own generator": _net(augmented(by_own_generator)),
-    "records left out by an own random.Random": _net(Thinned),
     "augmentation by a fresh generator": _net(augmented(by_fresh_generator)),
-    "augmentation by a fresh generator of a drawn seed": _net(augmented(by_seeded_generator)),
     "rows dropped behind the clipping": lambda: Trains(mlp(), private=Dropped),
     "Opacus with noise of os.urandom": lambda: Trains(mlp(), private=NoiseOfTheSystem),
     "a clipping norm that is drawn": _net(RandomNorm),
     "logarithms, roots and arc sines": _net(Prices),
     "codes among floats": lambda: CodesAmongFloats(CodesAmongFloats.Net()),
-    "by hand": ByHand,
-    "by hand, augmentation by NumPy": NumpyByHand,
-    "by hand, rows dropped behind the hand-over": DrawsOfRows,
-    "by hand, draws thrown away": DrawsThrownAway,
     "by hand, rows dropped and noise by a fresh generator": DropsAndNoise,
     "by hand, draws for rows that are not zero": DrawsOfContent,
-    "by hand, record by record": Chunked,
-    "by hand, in chunks": ChunksOfEight,
+    "by hand, in chunks": Chunks,
     "by hand, rows() first": RowsFirst,
-    "by hand, noise of secrets": SystemByHand,
-    "by hand, noise of default_rng()": NumpyNoise,
-    "by hand, noise of SystemRandom": SystemRandomNoise,
     "by hand, noise that cannot be set": UnseenNoise,
 }
 
@@ -716,24 +357,14 @@ def seeded(seed: int) -> None:
     random.seed(seed)
 
 
-#: Faults of a step, and the question that finds them: the quick ones, and all others.
-OF_THE_STEP = (
-    ("first_row_not_clipped", "replay.sensitivity"),
-    ("only_outliers_clipped", "replay.sensitivity"),
-    ("momentum_of_raw_gradients", "replay.release"),
-    ("clip_by_median_norm", "replay.clipping"),
-    ("clip_by_three_norm", "replay.sensitivity"),
-    ("two_clipped_together", "replay.clipping"),
-    ("learning_rate_by_raw_norm", "replay.release"),
-    ("rate_by_last_loss", "replay.release"),
-    ("statistics_kept", "replay.release"),
-    ("changed_after_step", "replay.release"),
-    ("views_clipped_apart", "replay.sensitivity"),
+@pytest.mark.parametrize(
+    ("name", "finding"),
+    [
+        ("first_row_not_clipped", "replay.sensitivity"),
+        ("two_clipped_together", "replay.clipping"),
+        ("momentum_of_raw_gradients", "replay.release"),
+    ],
 )
-
-
-@pytest.mark.parametrize(("name", "finding"), staged(OF_THE_STEP[:3], OF_THE_STEP[3:]))
-@pytest.mark.heavy_one_in(4)
 def test_a_step_that_is_none_of_dp_sgd_is_found(tmp_path, name, finding):
     fault = FAULTS[name]
     examination = examined(tmp_path, fault.module(), Examination(claim=fault.audit.get("claim")))
@@ -848,7 +479,7 @@ def test_bad_arguments_are_refused(arguments, message):
 
 # --- No correct training is accused by an examination, and none is changed by it.
 
-QUICK_CASES = {"AdamW", "augmentation"}
+QUICK_CASES = {"Nesterov", "augmentation"}
 
 
 def trained(folder: Path, case: Correct, seed: int, *callbacks: Examination) -> torch.Tensor:
@@ -892,7 +523,6 @@ NOT_ASKED_OF_RANDOM = {
     "by hand, rows() first": IN_PARTS,
     "by hand, draws for rows that are not zero": {"replay.clipping"},
 }
-#: What cannot be asked; everything else must be.
 
 
 @pytest.mark.parametrize(
@@ -913,33 +543,15 @@ def test_a_correct_training_is_asked_and_not_accused(tmp_path, name, seed):
     assert not_asked(examination).keys() == NOT_ASKED_OF_RANDOM.get(name, set()), str(examination)
 
 
-# --- Faults and odd trainings by somebody who had not read how they are looked for.
-
-
-def unseen(
-    folder: Path, make: Any, seed: int, examinations: int
-) -> tuple[AuditReport, torch.Tensor]:
-    pl.seed_everything(seed, verbose=False)
-    module = make()
-    audit = PrivacyAudit(examinations=examinations, on_violation="warn", seed=0)
-    trainer_for(folder, audit, max_steps=20, val_check_interval=5).fit(module)
-    return audit.report, weights(module)
+# --- Faults by somebody who had not read how they are looked for.
 
 
 @pytest.mark.parametrize("seed", staged(heavy=[0], nightly=[1, 2]))
 @pytest.mark.parametrize("name", FAULTY)
 @pytest.mark.heavy_one_in(4)
 def test_a_fault_is_found(tmp_path, name, seed):
-    report, _ = unseen(tmp_path, FAULTY[name], seed, 3)
+    pl.seed_everything(seed, verbose=False)
+    audit = PrivacyAudit(examinations=3, on_violation="warn", seed=0)
+    trainer_for(tmp_path, audit, max_steps=20).fit(FAULTY[name]())
     of_step = {"replay.sensitivity", "replay.clipping", "replay.release", "coupling"}
-    assert of_step.intersection(violated(report))
-
-
-@pytest.mark.parametrize("seed", staged(heavy=[0], nightly=[1, 2]))
-@pytest.mark.parametrize("name", UNSEEN_CORRECT)
-@pytest.mark.heavy_one_in(4)
-def test_an_odd_correct_training_is_not_accused_and_not_changed(tmp_path, name, seed):
-    report, examined = unseen(tmp_path / "examined", UNSEEN_CORRECT[name], seed, 3)
-    assert violated(report) == []
-    _, plain = unseen(tmp_path / "plain", UNSEEN_CORRECT[name], seed, 0)
-    assert torch.equal(examined, plain)
+    assert of_step.intersection(violated(audit.report))
