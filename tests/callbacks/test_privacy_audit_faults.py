@@ -10,7 +10,6 @@ import torch
 from opacus.optimizers import DPOptimizer
 from printed_report import as_text
 from stages import staged
-from torch import nn
 from torch.nn import functional
 from trained import check, on_digits, private
 from training_matrix import (
@@ -31,7 +30,8 @@ from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.results.audit_report import describe
 from lightning_audit.testing import faulty
 from lightning_audit.testing.fault import Fault
-from lightning_audit.testing.faulty import NoNoise
+from lightning_audit.testing.faults import FAULTS
+from lightning_audit.testing.faulty import NoNoise, OwnFactors
 from lightning_audit.testing.runs import train
 from lightning_audit.verdict.gate import contradictions
 
@@ -41,81 +41,11 @@ from lightning_audit.verdict.gate import contradictions
 TRAINS_ON = {"on_violation": "warn"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "finding", "fault"),
-    [
-        (faulty.NoNoise, "noise", "no noise:"),
-        (faulty.HalfNoise, "noise", "noise scale too small:"),
-        (faulty.NoiseOverBatch, "noise", "noise divided by the batch size:"),
-        (faulty.NoClipping, "sensitivity", "no clipping:"),
-        (
-            faulty.OneValueForAllCoordinates,
-            "reuse.broadcast",
-            "one noise value is shared by all coordinates",
-        ),
-        (faulty.OneKeyForAllTensors, "reuse.pair", "one noise key is used for several tensors"),
-        (
-            *(faulty.ClosureRunsAgain, "gradient_replaced"),
-            "gradient replaced: a backward pass ran after the noise",
-        ),
-    ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else "",
-)
-@pytest.mark.one_in(4)
-def test_fault_of_the_mechanism_is_named(trained, kind, finding, fault):
-    report = trained(private(kind, on_digits=True), **TRAINS_ON).report
-    assert report.verdict.kind == "mechanism"
-    assert status(report, finding) == "violated"
-    assert fault in report.verdict.fault
-    assert report.verdict.root.look_at
-
-
 def test_clipping_at_twice_the_norm_is_named_with_its_size(accused):
     report = accused(on_digits(faulty.ClipAtTwice), steps=96, allow=["every_step"])
     assert "clipping norm too large: gradients are clipped at" in report.verdict.fault
     assert check(report, "sensitivity").status == "violated"
     assert 1.5 < check(report, "sensitivity").evidence["shift"] < 2.5
-
-
-both_data = pytest.mark.parametrize("digits", [False, True], ids=["random", "digits"])
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@both_data
-def test_clipping_after_averaging_is_named(accused, seed, digits):
-    make = private(faulty.ClipAfterAverage, on_digits=digits)
-    report = accused(make(), seed=seed, allow=["every_step"])
-    assert status(report, "sensitivity") == "violated"
-    assert "clipping after averaging" in report.verdict.fault
-
-
-@both_data
-def test_noise_seeded_again_at_every_step_is_named(accused, digits):
-    report = accused(private(faulty.SameNoiseAtEveryStep, on_digits=digits)())
-    assert status(report, "reuse.lag") == "violated"
-    assert "the same noise is added at every step" in report.verdict.fault
-
-
-@pytest.mark.parametrize("mode", ["hooks", pytest.param("functorch", marks=pytest.mark.heavy)])
-def test_clipping_per_tensor_is_named(accused, mode):
-    report = accused(PrivateModule(mode=mode, optimizer_class=faulty.ClipPerTensor), steps=320)
-    assert status(report, "sensitivity") == "violated"
-    assert "clipping per tensor" in report.verdict.fault
-
-
-@both_data
-def test_missing_noise_on_biases_is_named_with_the_tensors(accused, digits):
-    report = accused(private(faulty.NoNoiseOnBiases, on_digits=digits)())
-    assert status(report, "noise.tensor") == "violated"
-    assert "noise of some tensors:" in report.verdict.fault
-    assert "`net.0.bias`" in report.verdict.fault
-    assert "weight" not in report.verdict.fault
-
-
-def test_missing_noise_is_not_called_noise_divided_by_the_batch_size(accused):
-    # Here the data's part of the gradient is about one over the batch size.
-    report = accused(PrivateModule(optimizer_class=faulty.NoNoise))
-    assert "divided by the batch size" not in report.verdict.fault
 
 
 # Two epochs of four steps; one is enough for most of the coins' draws, six steps for all of thirty.
@@ -142,76 +72,33 @@ def test_half_of_the_noise_is_found_in_other_trainings(accused, make):
     assert "noise scale too small" in report.verdict.fault
 
 
-def test_allowed_finding_is_shown_and_does_not_fail(audited):
-    report = audited(
-        PrivateModule(optimizer_class=faulty.ClipAtTwice), allow=["sensitivity", "every_step"]
-    )
-    assert status(report, "sensitivity") == "allowed"
-    assert report.verdict.outcome != "VIOLATION"
-
-
 # ------------------------------------------------------------------ no DP-SGD at all
 
 
-class Plain(PrivateModule):
-    """Returns the torch optimizer; `make_private` was called, and its optimizer lost, or not."""
+class Lost(PrivateModule):
+    """`make_private` was called, and its optimizer lost: the torch optimizer trains."""
 
-    def __init__(self, *, wrap: bool) -> None:
+    def __init__(self) -> None:
         super().__init__(make_poisson=False)  # with it, Opacus itself complains at the second step
-        self.wrap = wrap
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        if self.wrap:
-            return super().configure_optimizers().original_optimizer
-        return self.inner(self.trainable())
+        return super().configure_optimizers().original_optimizer
 
 
-@pytest.mark.parametrize(
-    ("wrap", "claim"),
-    [
-        (False, {"claimed_epsilon": 8.0}),
-        (True, {"claim": PrivacyClaim(epsilon=8.0, delta=1e-5)}),
-        (False, {}),
-    ],
-    ids=["plain", "private_one_lost", "no claim"],
-)
-def test_plain_optimizer_is_no_dp_with_a_claim_and_without(accused, wrap, claim):
-    report = accused(Plain(wrap=wrap), steps=8, **claim)
-    assert report.verdict.kind == "mechanism"
-    assert status(report, "no_dp") == "violated"
-    assert "no DP-SGD" in report.verdict.fault
+def test_private_optimizer_that_was_lost_is_no_dp(accused):
+    claim = PrivacyClaim(epsilon=8.0, delta=1e-5)
+    report = accused(Lost(), steps=8, claim=claim)
+    assert report.verdict.root.name == "no_dp"
     assert "SGD was stopped before its first step" in report.verdict.summary
 
 
 def test_plain_optimizer_under_a_whole_claim_of_a_mechanism_is_no_noise(accused):
     claim = PrivacyClaim(noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=16)
-    assert accused(Plain(wrap=False), claim=claim, steps=32).verdict.summary.startswith("noise")
-
-
-class PlainBeside(PrivateModule):
-    """A head outside of the private network, with an optimizer of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.head = nn.Linear(10, 10)
-
-    def configure_optimizers(self) -> Any:
-        private = super().configure_optimizers()
-        return [private, torch.optim.Adam(self.head.parameters(), lr=1e-3)], []
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        private, plain = self.optimizers()
-        private.zero_grad()
-        plain.zero_grad()
-        self.manual_backward(functional.cross_entropy(self.head(self.net(x)), y))
-        private.step()
-        plain.step()
+    assert accused(Lost(), claim=claim, steps=32).verdict.summary.startswith("noise")
 
 
 def test_plain_optimizer_beside_the_private_one_is_no_dp(audited):
-    report = audited(PlainBeside(), **TRAINS_ON)
+    report = audited(FAULTS["plain_optimizer_beside"].module(), **TRAINS_ON)
     assert status(report, "no_dp") == "violated"
     assert "Adam took 32 steps" in report.verdict.summary
     assert report.steps == 32
@@ -219,15 +106,6 @@ def test_plain_optimizer_beside_the_private_one_is_no_dp(audited):
 
 
 # ------------------------------------------------------------------ sampling and accounting
-
-
-def test_loader_that_is_not_poisson_says_what_to_write(accused):
-    report = accused(PrivateModule(poisson=False))
-    assert report.verdict.kind == "accounting"
-    assert status(report, "sampling.not_poisson") == "violated"
-    assert "wrong sampling" in report.verdict.fault
-    assert "DPDataLoader.from_data_loader(loader)" in report.verdict.root.look_at
-    assert "SequentialSampler" in report.verdict.summary
 
 
 def test_loader_that_is_not_poisson_passes_where_allowed(trained):
@@ -349,19 +227,6 @@ def norms(optimizer: DPOptimizer) -> torch.Tensor:
     return torch.cat(flat, 1).norm(dim=1) / optimizer.max_grad_norm
 
 
-class ClipsOutliersAlone(DPOptimizer):
-    """Rows of up to 50 C are left as they are."""
-
-    def clip_and_accumulate(self) -> None:
-        small = norms(self) <= 50.0
-        kept = [(rows * small.view(-1, *[1] * (rows.dim() - 1))) for rows in self.grad_samples]
-        for p, rows in zip(self.params, kept, strict=True):
-            p.grad_sample = p.grad_sample - rows
-        super().clip_and_accumulate()
-        for p, rows in zip(self.params, kept, strict=True):
-            p.summed_grad = p.summed_grad + rows.sum(0)
-
-
 class NoiseWhereSomethingIsLarge(DPOptimizer):
     """A step without a row above 10 C has a tenth of the noise."""
 
@@ -378,39 +243,24 @@ class NoiseWhereSomethingIsLarge(DPOptimizer):
         assert self.noise_multiplier == multiplier
 
 
-class SparesFirst(DPOptimizer):
-    """The first row of each batch is not clipped."""
-
-    spared = slice(0, 1)
-
-    def clip_and_accumulate(self) -> None:
-        whole = []
-        for p in self.params:
-            rows = self._get_flat_grad_sample(p).clone()
-            whole.append(rows[self.spared].sum(0))
-            rows[self.spared] = 0.0
-            p.grad_sample = rows
-        super().clip_and_accumulate()
-        for p, rest in zip(self.params, whole, strict=True):
-            p.summed_grad = p.summed_grad + rest
-
-
-class SparesLast(SparesFirst):
+class LastRowNotClipped(OwnFactors):
     """The last row of each batch is not clipped."""
 
-    spared = slice(-1, None)
+    def factors(self, rows: torch.Tensor) -> torch.Tensor:
+        factors = super().factors(rows).clone()
+        factors[-1:] = 1.0
+        return factors
 
 
-# A canary stands in the first row in one step of twenty, and the coin of each tells at most log 2.
 # A canary stands in the first row in one step of twenty, and the coin of each tells at most log 2.
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("kind", "name", "steps"),
     [
-        (ClipsOutliersAlone, "clipping_missing_at_times", 400),
+        (faulty.OnlyOutliersClipped, "clipping_missing_at_times", 400),
         (NoiseWhereSomethingIsLarge, "noise_missing_in_steps", 400),
-        (SparesFirst, "clipping_missing_at_times", 1200),
-        (SparesLast, "clipping_missing_at_times", 100),
+        (faulty.FirstRowNotClipped, "clipping_missing_at_times", 1200),
+        (LastRowNotClipped, "clipping_missing_at_times", 100),
     ],
 )
 def test_what_is_done_to_some_rows_is_found_by_canaries_without_an_examination(
