@@ -9,7 +9,6 @@ from typing import Any
 import plain_loops
 import pytest
 import torch
-from opacus.utils.batch_memory_manager import BatchMemoryManager
 from plain_loops import Made, made
 from torch.utils.data import DataLoader
 
@@ -135,15 +134,6 @@ def test_further_steps_beside_each_batch_are_no_pass(tmp_path):
 # --- Correct loops.
 
 
-def fetched_ahead(audit: Any, training: Made) -> None:
-    for _ in range(2):
-        it = iter(training.loader)
-        coming = next(it, None)
-        while coming is not None:
-            batch, coming = coming, next(it, None)
-            step(training, batch)
-
-
 def copied_ahead(audit: Any, training: Made) -> None:
     """As a prefetcher to another device does."""
 
@@ -249,33 +239,11 @@ def left_in_evaluation(audit: Any, training: Made) -> None:
             training.model.eval()
 
 
-def listed_first(audit: Any, training: Made) -> None:
-    for _ in range(2):
-        for batch in list(training.loader):
-            step(training, batch)
-
-
-def ended_by_break(audit: Any, training: Made) -> None:
-    for _ in range(3):
-        for number, batch in enumerate(training.loader):
-            if number == 25:
-                break
-            step(training, batch)
-
-
 def of_the_same_sampler(audit: Any, training: Made) -> None:
     again = DataLoader(training.loader.dataset, batch_sampler=training.loader.batch_sampler)
     for _ in range(2):
         for batch in again:
             step(training, batch)
-
-
-def in_physical_batches(audit: Any, training: Made) -> None:
-    given = {"data_loader": training.loader, "optimizer": training.optimizer}
-    for _ in range(2):
-        with BatchMemoryManager(max_physical_batch_size=6, **given) as parts:
-            for batch in parts:
-                step(training, batch)
 
 
 def one_in_two(audit: Any, training: Made) -> None:
@@ -288,8 +256,6 @@ def one_in_two(audit: Any, training: Made) -> None:
 @pytest.mark.parametrize(
     "loop",
     [
-        whole_loop,
-        fetched_ahead,
         copied_ahead,
         by_a_thread,
         by_a_thread_far_ahead,
@@ -299,10 +265,7 @@ def one_in_two(audit: Any, training: Made) -> None:
         beside_public_batches,
         accuracy_within_the_pass,
         left_in_evaluation,
-        listed_first,
-        ended_by_break,
         of_the_same_sampler,
-        in_physical_batches,
         one_in_two,
     ],
 )

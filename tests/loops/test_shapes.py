@@ -53,11 +53,6 @@ def beside_public_batches(training: Made) -> None:
             one(training, batch)
 
 
-def by_chain(training: Made) -> None:
-    for batch in itertools.chain(*[training.loader] * EPOCHS):
-        one(training, batch)
-
-
 def passed_on(training: Made) -> Iterator[Any]:
     for _ in range(EPOCHS):
         yield from training.loader
@@ -66,11 +61,6 @@ def passed_on(training: Made) -> Iterator[Any]:
 def by_generator(training: Made) -> None:
     for x, y in passed_on(training):
         one(training, (2.0 * x, y))
-
-
-def by_generator_expression(training: Made) -> None:
-    for batch in ((x, y) for x, y in itertools.islice(passed_on(training), 64)):
-        one(training, batch)
 
 
 def by_call(training: Made) -> None:
@@ -86,21 +76,9 @@ def by_call(training: Made) -> None:
         Fit().run()
 
 
-def by_comprehension(training: Made) -> None:
-    for _ in range(EPOCHS):
-        _ = [one(training, batch) for batch in training.loader]
-
-
 def by_map(training: Made) -> None:
     for _ in range(EPOCHS):
         list(map(partial(one, training), training.loader))
-
-
-def by_walrus(training: Made) -> None:
-    for _ in range(EPOCHS):
-        it = iter(training.loader)
-        while (batch := next(it, None)) is not None:
-            one(training, batch)
 
 
 def by_await(training: Made) -> None:
@@ -189,37 +167,12 @@ def with_progress(training: Made) -> None:
             one(training, batch)
 
 
-def with_try(training: Made) -> None:
-    for _ in range(EPOCHS):
-        it = iter(training.loader)
-        while True:
-            try:
-                batch = next(it)
-            except StopIteration:
-                break
-            one(training, batch)
-
-
-def as_a_generator(training: Made) -> None:
-    def losses() -> Iterator[float]:
-        for batch in training.loader:
-            one(training, batch)
-            yield 1.0
-
-    for _ in range(EPOCHS):
-        sum(losses())
-
-
 SHAPES = [
     by_zip,
     beside_public_batches,
-    by_chain,
     by_generator,
-    by_generator_expression,
     by_call,
-    by_comprehension,
     by_map,
-    by_walrus,
     by_await,
     by_helper,
     by_own_iter,
@@ -227,8 +180,6 @@ SHAPES = [
     by_an_object_with_a_generator,
     one_ahead,
     with_progress,
-    with_try,
-    as_a_generator,
 ]
 
 
