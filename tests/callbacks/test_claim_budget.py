@@ -17,7 +17,7 @@ from resume_support import RESUMING, checkpoint_at, saver, train
 from torch.nn import functional
 from torch.utils.data import DataLoader
 from trained import check, cut, private, weights
-from training_matrix import TwoOptimizers, two_nets
+from training_matrix import RawOptimizer, TwoOptimizers, two_nets
 from training_support import ManualModule, PrivateModule, digits, mlp, report_in, trainer_for
 
 from lightning_audit import (
@@ -106,16 +106,6 @@ def refused(
     return report
 
 
-class RawSteps(ManualModule):
-    """Steps that Lightning does not announce."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        optimizer.zero_grad()
-        functional.cross_entropy(self.net(batch[0]), batch[1]).backward()
-        optimizer.step()
-
-
 def both_step() -> TwoOptimizers:
     """Two private optimizers."""
     return TwoOptimizers(two_nets())
@@ -135,7 +125,7 @@ class SplitBatches(PrivateModule):
     [
         (PrivateModule, None, {}),
         (ManualModule, None, {}),
-        (RawSteps, None, {}),
+        (RawOptimizer, None, {}),
         (both_step, None, {}),
         (SplitBatches, None, {}),
         (private(make_poisson=False), None, {"accumulate_grad_batches": 2}),

@@ -5,7 +5,7 @@ import io
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from places import DOCS
@@ -30,7 +29,7 @@ from trained import (
     violated,
     weights,
 )
-from training_matrix import COMPARED, ROWS, Row, markdown
+from training_matrix import COMPARED, ROWS, Row, Tied, frozen, markdown, two_groups
 from training_support import (
     ManualModule,
     PrivateModule,
@@ -213,31 +212,9 @@ def test_empty_poisson_batches_are_steps_like_others(audited):
     assert (report.steps, report.observations) == (128, 128 * 8)
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
-        self.second.weight = self.first.weight
-        self.last = nn.Linear(8, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(torch.relu(self.second(torch.relu(self.first(x)))))
-
-
-def frozen() -> nn.Module:
-    net = mlp()
-    net[0].requires_grad_(False)
-    return net
-
-
-def grouped(params: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
-    first, *rest = params
-    return torch.optim.SGD([{"params": rest, "lr": 0.01}, {"params": [first]}], lr=0.05)
-
-
 @pytest.mark.parametrize(
     ("net", "inner", "steps", "tensors"),
-    [(frozen, None, 64, 4), (Tied, None, 96, 4), (mlp, grouped, 32, 6)],
+    [(frozen, None, 64, 5), (Tied, None, 96, 5), (mlp, two_groups, 32, 6)],
     ids=["frozen are left out", "tied are one", "of groups are audited together"],
 )
 def test_tensors_are_those_that_are_trained(audited, net, inner, steps, tensors):
@@ -308,24 +285,10 @@ def test_gradients_that_are_not_finite_never_pass(audited):
     assert any("24 of 64 steps were lost" in lack for lack in report.verdict.pass_blockers)
 
 
-class OtherAudit(PrivacyAudit):
-    """Has a state of its own in checkpoints: two of one class Lightning itself refuses."""
-
-
-def test_two_audits_of_one_training_are_refused(tmp_path):
-    audits = [kind(report_dir=tmp_path / kind.__name__) for kind in (PrivacyAudit, OtherAudit)]
-    # Each would see the other's canaries come and go.
-    with pytest.raises(MisconfigurationException, match="has 2 PrivacyAudit callbacks"):
-        trainer_for(tmp_path, *audits, max_steps=64).fit(PrivateModule())
-
-
 def test_classification_loss_with_validation_passes(audited):
     report = audited(ValidatedModule(), num_sanity_val_steps=2)
     _passes(report)
     assert report.steps == len(audited.entries) == 64
-
-
-# --- The audited training gives the model that it would have given, and the audit repeats itself.
 
 
 # --- The audited training gives the model that it would have given, and the audit repeats itself.

@@ -256,22 +256,6 @@ def test_a_callback_that_has_fitted_goes_into_a_spawned_process(tmp_path):
     assert report_in(tmp_path).steps == 12
 
 
-def test_a_callback_can_be_copied_in_the_middle_of_its_training(tmp_path):
-    class Copies(pl.Callback):
-        taken: list[PrivacyAudit]
-
-        def on_train_epoch_end(self, *_: Any) -> None:
-            self.taken = copies(audit)
-
-    audit, watcher = PrivacyAudit(seed=1), Copies()
-    training(tmp_path, watcher, audit=audit, max_epochs=3, limit_train_batches=32).fit(
-        PrivateModule()
-    )
-    assert [twin.report.steps for twin in watcher.taken] in ([96] * 3, [64] * 3)
-    assert audit.report.verdict.outcome == "PASS"
-    assert steps_on_disk(tmp_path) == list(range(96))
-
-
 # --- Methods of a strategy are stood in for while a training is audited, and put back.
 
 
