@@ -206,7 +206,6 @@ def test_opacus_with_a_canary_passes_and_keeps_weights(tmp_path, canary):
     ("mode", "kind"),
     [
         ("functorch", ClipAfterAverage),
-        pytest.param("hooks", ClipAfterAverage, marks=HEAVY),
         pytest.param("hooks", HalfNoise, marks=HEAVY),
     ],
 )
