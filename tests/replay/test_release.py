@@ -103,7 +103,9 @@ def test_steps_that_are_left_out_at_no_fixed_distance_do_not_pass(tmp_path):
     found = report(tmp_path, RecordsOfLosses, audit={"examinations": 0})
     assert found.verdict.outcome == "INCONCLUSIVE"
     (line,) = (item for item in found.verdict.pass_blockers if "made no step" in item)
-    assert line.startswith(f"{16 - found.steps} of 16 batches made no step, by no known schedule")
+    assert line.startswith(
+        f"ledger.schedule: {16 - found.steps} of 16 batches made no step, by no known schedule"
+    )
     assert schedule(found).status == "not_run"
 
 
@@ -195,7 +197,9 @@ def test_noise_that_changes_by_no_known_schedule_does_not_pass(tmp_path):
     changes = len(found.history) - 1
     assert changes >= 2
     assert any(
-        item.startswith(f"noise_multiplier changed at {changes} of 64 steps, by no known schedule")
+        item.startswith(
+            f"ledger.schedule: noise_multiplier changed at {changes} of 64 steps, by no known schedule"
+        )
         for item in found.verdict.pass_blockers
     )
 
