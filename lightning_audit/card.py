@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ import yaml
 from lightning_audit import __version__
 from lightning_audit._validate import did_you_mean, shown
 from lightning_audit.files import in_markdown, read_text, visible
-from lightning_audit.report.page import rendered
+from lightning_audit.report.page import digest_of, rendered
 from lightning_audit.report.page_parts import inner, level, listed, number, plural, power_words
 from lightning_audit.report.page_tables import adjacency_words, sampling_words
 from lightning_audit.report.page_verdict import (
@@ -25,8 +24,7 @@ from lightning_audit.report.page_verdict import (
     verdict_meaning,
     verdict_sentence,
 )
-from lightning_audit.report.text import counts_line, warnings_of
-from lightning_audit.results import report_json
+from lightning_audit.report.text import counts_line, refutes_mechanism, warnings_of
 from lightning_audit.results.audit_report import AuditReport, Outcome, measured_words
 from lightning_audit.results.report_json import plain
 
@@ -274,11 +272,6 @@ def claimed(report: AuditReport, part: str) -> Any:
     return None if value is None else value.value
 
 
-def refuted_mechanism(report: AuditReport) -> bool:
-    """Return whether the steps were not those whose epsilon is composed."""
-    return report.verdict.outcome == "VIOLATION" and report.verdict.kind == "mechanism"
-
-
 def mechanism(report: AuditReport) -> str:
     """Return the mechanism in words: noise, clipping, sampling and steps, as claimed."""
     if report.trainings is not None:
@@ -297,11 +290,6 @@ def mechanism(report: AuditReport) -> str:
     if rate is not None and sampling.startswith("Poisson"):
         sampling = f"Poisson sampling at rate {_shown(rate)}"
     return f"DP-SGD: {', '.join([*parts, sampling, plural(report.steps, 'step')])}"
-
-
-def digest_of(report: AuditReport) -> str:
-    """Return the SHA-256 that the report's file holds of its content."""
-    return report_json.digest(json.loads(report.to_json()))
 
 
 def _measured(report: AuditReport) -> Iterator[CardRow]:
@@ -338,7 +326,7 @@ def _accounting(report: AuditReport) -> str:
     only = ", for the stated noise and clipping, which did not run"
     return (
         f"privacy loss distributions: ε = {number(report.epsilon_spent)} at δ = "
-        f"{number(report.delta)}{report.of_items}{only if refuted_mechanism(report) else ''}{by}"
+        f"{number(report.delta)}{report.of_items}{only if refutes_mechanism(report) else ''}{by}"
     )
 
 
@@ -368,7 +356,7 @@ def _answer(report: AuditReport, group: CheckGroup) -> CardAnswer:
         answer = f"no: {titles}" if own else "no: it follows from the fault that was found"
     elif group.status in ("undecided", "allowed"):
         answer = f"{'undecided' if group.status == 'undecided' else 'accepted'}: {titles}"
-    elif group.name == "Total epsilon" and refuted_mechanism(report):
+    elif group.name == "Total epsilon" and refutes_mechanism(report):
         answer = "only for the stated noise and clipping, which did not run"
     elif group.name == "Total epsilon" and report.epsilon_that_holds != report.claimed_epsilon:
         answer = f"only without {listed(report.epsilon_refuted_by)}, which the owner accepts"
@@ -458,7 +446,7 @@ def privacy_block(report: AuditReport, facts: Mapping[str, str] = {}) -> dict[st
         "accepted_findings": list(report.verdict.allowed) or None,
         "epsilon_that_holds": report.epsilon_that_holds if report.epsilon_refuted_by else None,
         "epsilon_claimed": report.claimed_epsilon,
-        "epsilon_spent": None if refuted_mechanism(report) else report.epsilon_spent,
+        "epsilon_spent": None if refutes_mechanism(report) else report.epsilon_spent,
         "epsilon_proved_at_least": report.epsilon_lower,
         "epsilon_proved_at_planned_end": report.epsilon_lower_at_end,
         "epsilon_not_excluded": report.epsilon_not_excluded,
@@ -506,56 +494,39 @@ _LEGEND = (
 def as_markdown(report: AuditReport, facts: Mapping[str, str], name: str) -> str:
     """Return the card: YAML with the key ``privacy``, then text."""
     card = privacy_card(report, facts, name)
-    front = as_yaml({"privacy": privacy_block(report, facts)})
+    block = {"privacy": privacy_block(report, facts)}
+    front = yaml.safe_dump(block, sort_keys=False, allow_unicode=True, width=100)
     title = f"# Privacy card: {in_markdown(name)}"
     return f"---\n{front}---\n\n{title}\n\n{body(card, level=2)}"
 
 
 def body(card: PrivacyCard, level: int) -> str:
     """Return the card's text, with headings of a level and below."""
-    mark = "#" * level
-    lines = [
-        f"**{card.outcome}.** {in_markdown(card.verdict)} {in_markdown(card.meaning)}",
-        "",
-        _LEGEND,
-        "",
-        *_table(card.rows["guarantee"]),
-        "",
-        f"{mark} Is the claim true?",
-        "",
-        "| question | answer | certainty |",
-        "|---|---|---|",
-        *(
-            f"| {a.question} | {a.sign} {in_markdown(a.answer)} | {in_markdown(a.certainty)} |"
-            for a in card.answers
+    left_out = (*card.never, *card.not_examined)
+    sections: dict[str, Iterable[str]] = {
+        "Is the claim true?": (
+            "| question | answer | certainty |",
+            "|---|---|---|",
+            *(
+                f"| {a.question} | {a.sign} {in_markdown(a.answer)} | {in_markdown(a.certainty)} |"
+                for a in card.answers
+            ),
+            "",
+            " ".join(map(in_markdown, card.epsilons)),
         ),
-        "",
-        " ".join(in_markdown(sentence) for sentence in card.epsilons),
-        "",
-        f"{mark} What this does not cover",
-        "",
-        *(f"- {in_markdown(item)}" for item in (*card.never, *card.not_examined)),
-        "",
-        f"{mark} Context",
-        "",
-        *_table(card.rows["context"]),
-        "",
-        f"{mark} Governance",
-        "",
-        *_table(card.rows["governance"]),
-        "",
-        f"{mark} Evidence",
-        "",
-        *(f"- {title}: {in_markdown(text)}" for title, text in card.evidence),
-        "- Check it again: `lightning-audit check report.json`",
-    ]
+        "What this does not cover": (f"- {in_markdown(item)}" for item in left_out),
+        "Context": _table(card.rows["context"]),
+        "Governance": _table(card.rows["governance"]),
+        "Evidence": (
+            *(f"- {title}: {in_markdown(text)}" for title, text in card.evidence),
+            "- Check it again: `lightning-audit check report.json`",
+        ),
+    }
+    said = f"**{card.outcome}.** {in_markdown(card.verdict)} {in_markdown(card.meaning)}"
+    lines = [said, "", _LEGEND, "", *_table(card.rows["guarantee"])]
+    for title, rows in sections.items():
+        lines += ["", f"{'#' * level} {title}", "", *rows]
     return "\n".join(lines) + "\n"
-
-
-def as_yaml(value: object) -> str:
-    """Return plain values as YAML, in their order."""
-    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100)
-    return text
 
 
 def _table(rows: Sequence[CardRow]) -> Iterator[str]:

@@ -101,6 +101,18 @@ class Checked:
             return [headline(self.report), *remarks]
         return [*(verdict.pass_blockers or (verdict.summary,)), *remarks]
 
+    @property
+    def findings(self) -> list[Finding]:
+        """The findings of the report; none if it is unreadable."""
+        return findings_of(self.report) if self.report else []
+
+    @property
+    def undecided(self) -> str:
+        """What keeps an inconclusive report from a pass; empty for another one."""
+        if self.report is None or self.report.verdict.outcome != "INCONCLUSIVE":
+            return ""
+        return "; ".join(self.report.verdict.pass_blockers) or self.report.verdict.summary
+
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
     """Return the worst outcome; a violation is worse than an inconclusive report."""
@@ -272,19 +284,14 @@ FORMAT_VERSION = 1
 
 def as_json_summary(checked: Sequence[Checked]) -> str:
     """Return the outcome, and of each report its outcome, reasons, epsilons and findings."""
-    return json.dumps(
-        plain(
-            {
-                "format_version": FORMAT_VERSION,
-                "outcome": worst(one.outcome for one in checked),
-                "exit_code": exit_code(checked),
-                "counts": counts(checked),
-                "reports": [_summary_of(one) for one in checked],
-            }
-        ),
-        indent=2,
-        allow_nan=False,
-    )
+    summary = {
+        "format_version": FORMAT_VERSION,
+        "outcome": worst(one.outcome for one in checked),
+        "exit_code": exit_code(checked),
+        "counts": counts(checked),
+        "reports": [_summary_of(one) for one in checked],
+    }
+    return json.dumps(plain(summary), indent=2, allow_nan=False)
 
 
 def _summary_of(one: Checked) -> dict[str, Any]:
@@ -310,7 +317,7 @@ def _summary_of(one: Checked) -> dict[str, Any]:
         "delta": report.delta,
         "steps": report.steps,
         "created": report.created,
-        "findings": [_finding_fields(finding) for finding in findings_of(report)],
+        "findings": [_finding_fields(finding) for finding in one.findings],
     }
 
 
@@ -364,13 +371,11 @@ def _suite(one: Checked) -> ElementTree.Element:
 
 def _cases(one: Checked) -> Iterator[ElementTree.Element]:
     if one.report is not None:
-        found = {id(finding.result): finding for finding in findings_of(one.report)}
+        found = {id(finding.result): finding for finding in one.findings}
         for check in one.report.checks:
             yield _of_check(one, check, found.get(id(check)))
-        if one.report.verdict.outcome == "INCONCLUSIVE":
-            verdict = one.report.verdict
-            why = "; ".join(verdict.pass_blockers) or verdict.summary
-            yield _case(one, "gate", "verdict", "error", "INCONCLUSIVE", why)
+        if one.undecided:
+            yield _case(one, "gate", "verdict", "error", "INCONCLUSIVE", one.undecided)
     for remark in one.remarks:
         kind: _Kind = "failure" if remark.outcome == "VIOLATION" else "error"
         first, *rest = remark.text.split("\n")
@@ -461,13 +466,12 @@ MARKER = "<!-- lightning-audit -->"
 #: Bytes of the step summary that GitHub accepts are 2^20; what it adds itself is unknown.
 MOST_BYTES = 1_000_000
 _ICONS: dict[Outcome, str] = {"PASS": "✅", "VIOLATION": "❌", "INCONCLUSIVE": "⚠️"}
-_WORST_FIRST: tuple[Outcome, ...] = ("VIOLATION", "INCONCLUSIVE", "PASS")
 _CLOSE = "A pass is evidence, not a proof of privacy."
 
 
 def as_markdown(checked: Sequence[Checked]) -> str:
     """Return a table of the reports, then the findings of each, in less than `MOST_BYTES`."""
-    checked = sorted(checked, key=lambda one: _WORST_FIRST.index(one.outcome))
+    checked = sorted(checked, key=lambda one: -_ORDER.index(one.outcome))
     head = [MARKER, f"### {_headline(checked)}", "", *_table(checked)]
     reports = [one.report for one in checked if one.report]
     if deltas := sorted({f"{report.delta:g}{report.of_items}" for report in reports}):
@@ -601,14 +605,9 @@ def _annotations_of(one: Checked) -> Iterator[_Annotation]:
     for remark in one.remarks:
         title = f"Privacy audit of {one.training}: {remark.rule}"
         yield "error", title, remark.text, at
-    if one.report is None:
-        return
-    for finding in findings_of(one.report):
-        yield _annotation(one, finding)
-    verdict = one.report.verdict
-    if verdict.outcome == "INCONCLUSIVE":
-        message = "; ".join(verdict.pass_blockers) or verdict.summary
-        yield "error", f"Privacy audit of {one.training}: INCONCLUSIVE", message, at
+    yield from (_annotation(one, finding) for finding in one.findings)
+    if one.undecided:
+        yield "error", f"Privacy audit of {one.training}: INCONCLUSIVE", one.undecided, at
 
 
 def _annotation(one: Checked, finding: Finding) -> _Annotation:
@@ -667,17 +666,11 @@ def as_sarif(checked: Sequence[Checked]) -> str:
     for result in results:
         result["ruleIndex"] = names.index(result["ruleId"])
     failures = [_failure(one) for one in checked if one.report is None]
+    driver = {"name": "lightning-audit", "version": __version__, "rules": [*map(_rule, names)]}
+    ended = {"executionSuccessful": not failures, "toolExecutionNotifications": failures}
     run = {
-        "tool": {
-            "driver": {
-                "name": "lightning-audit",
-                "version": __version__,
-                "rules": [_rule(name) for name in names],
-            }
-        },
-        "invocations": [
-            {"executionSuccessful": not failures, "toolExecutionNotifications": failures}
-        ],
+        "tool": {"driver": driver},
+        "invocations": [ended],
         "columnKind": "unicodeCodePoints",
         "results": results,
     }
@@ -715,14 +708,9 @@ def _results(one: Checked) -> Iterator[dict[str, Any]]:
     for remark in one.remarks:
         violation = remark.outcome == "VIOLATION" or remark.rule == "unreadable"
         yield _result(one, f"gate.{remark.rule}", remark.text, "error" if violation else None)
-    if one.report is None:
-        return
-    for finding in findings_of(one.report):
-        yield _sarif_result(one, finding)
-    verdict = one.report.verdict
-    if verdict.outcome == "INCONCLUSIVE":
-        why = "; ".join(verdict.pass_blockers) or verdict.summary
-        yield _result(one, "gate.verdict", f"INCONCLUSIVE: {why}", None)
+    yield from (_sarif_result(one, finding) for finding in one.findings)
+    if one.undecided:
+        yield _result(one, "gate.verdict", f"INCONCLUSIVE: {one.undecided}", None)
 
 
 def _sarif_result(one: Checked, finding: Finding) -> dict[str, Any]:

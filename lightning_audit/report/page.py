@@ -30,7 +30,7 @@ from lightning_audit.report.page_verdict import (
     verdict_meaning,
     verdict_sentence,
 )
-from lightning_audit.report.text import length, warnings_of
+from lightning_audit.report.text import SIGNS, length, warnings_of
 from lightning_audit.results import report_json
 from lightning_audit.results.audit_report import AuditReport, Outcome, TrainingsSeen
 from lightning_audit.results.report_details import PLAIN_LOOP
@@ -211,7 +211,7 @@ def report_page(report: AuditReport, training: str, *, css_beside: bool = False)
         environment=environment(report),
         cost=cost(report),
         archive=_archive(report),
-        digest=report_json.digest(_written(report)),
+        digest=digest_of(report),
         schema=report.schema_version,
         **parts,
     )
@@ -239,7 +239,7 @@ def index_page(rows: Sequence[IndexRow], *, css_beside: bool = False) -> str:
                 "training": visible(row.training),
                 "page": row.page,
                 "outcome": outcome,
-                "sign": page_verdict.SIGNS[outcome],
+                "sign": SIGNS[outcome],
                 "says": marked(verdict_sentence(row.report) if row.report else row.error),
                 "numbers": _numbers(row.report) if row.report else "",
             }
@@ -360,10 +360,9 @@ def _archive(report: AuditReport) -> str:
         return ""
 
 
-def _written(report: AuditReport) -> dict[str, Any]:
-    """Return the report as its file holds it."""
-    fields: dict[str, Any] = json.loads(report.to_json())
-    return fields
+def digest_of(report: AuditReport) -> str:
+    """Return the SHA-256 that the report's file holds of its content."""
+    return report_json.digest(json.loads(report.to_json()))
 
 
 def _outcome(row: IndexRow) -> Outcome:

@@ -30,7 +30,7 @@ from lightning_audit.report.page_parts import (
     tick_row,
     upright,
 )
-from lightning_audit.report.text import lower, title_of
+from lightning_audit.report.text import lower, refutes_mechanism, title_of
 from lightning_audit.results.audit_report import (
     AT_END,
     AuditReport,
@@ -301,9 +301,7 @@ def _note(report: AuditReport, known: bool) -> str:
 
 
 def _of_mechanism(report: AuditReport) -> bool:
-    if report.trainings is not None:  # they show their total
-        return False
-    return report.verdict.outcome == "VIOLATION" and report.verdict.kind == "mechanism"
+    return report.trainings is None and refutes_mechanism(report)  # many show their total
 
 
 def _constant_bound(report: AuditReport) -> EpsilonBound | None:

@@ -33,6 +33,8 @@ from lightning_audit.report.text import (
     headline_of,
     look_at_sentence,
     records_of,
+    refutes_mechanism,
+    title_of,
 )
 from lightning_audit.results.audit_report import (
     AuditReport,
@@ -212,8 +214,7 @@ def _found_in_words(report: AuditReport) -> Pair:
         return f"about {number(one.about, 2)}", f"{number(one.lower)} to {number(one.upper)}"
     if one is not None:
         return f"at least {number(one.lower)}", "as measured"
-    violated = report.verdict.outcome == "VIOLATION" and report.verdict.kind == "mechanism"
-    if (found := report.epsilon_spent) is None or violated:
+    if (found := report.epsilon_spent) is None or refutes_mechanism(report):
         return "unknown", f"at least {number(proved)} is proved" if proved else "none is proved"
     return number(found), "spent in these steps"
 
@@ -265,21 +266,13 @@ def circumstances(report: AuditReport) -> list[Pair]:
 
 def examinations(report: AuditReport) -> list[str]:
     """Return what was tested of each step that was run again, in a sentence."""
-    shown = [_examined(*row) for row in _examined_steps(report)]
+    shown = []
+    for one in report.examinations:
+        found = listed(_titles(one.findings, failed=True)) if one.findings else "nothing was found"
+        asked = f"in {number(one.seconds, 2)} s: {listed(_titles(one.questions))}"
+        shown.append(f"Step {one.step + 1:,}, {asked}; {found}.")
     rest = len(shown) - _MOST_EXAMINATIONS
     return shown[:_MOST_EXAMINATIONS] + ([f"{rest} more steps."] if rest > 0 else [])
-
-
-def _examined_steps(
-    report: AuditReport,
-) -> Iterator[tuple[int, tuple[str, ...], tuple[str, ...], float]]:
-    for one in report.examinations:
-        yield one.step + 1, one.questions, one.findings, one.seconds
-
-
-def _examined(step: int, questions: tuple[str, ...], found: tuple[str, ...], took: float) -> str:
-    failed = listed(_titles(found, failed=True)) if found else "nothing was found"
-    return f"Step {step:,}, in {number(took, 2)} s: {listed(_titles(questions))}; {failed}."
 
 
 def code_of(fault: LikelyFault) -> tuple[CodeShown, ...]:
@@ -298,8 +291,7 @@ def _lines(first: int, source: str) -> tuple[tuple[int, str], ...]:
 
 
 def _titles(names: tuple[str, ...], *, failed: bool = False) -> list[str]:
-    known = (REGISTRY[name].heading(failed=failed) if name in REGISTRY else name for name in names)
-    return [inner(title) for title in known]
+    return [inner(title_of(name, failed=failed)) for name in names]
 
 
 def _value(value: object) -> str:
@@ -312,8 +304,6 @@ def _value(value: object) -> str:
 
 # --- The checks of a report by topic, and what was not examined.
 
-#: Signs of the outcomes in a line of text; they differ in shape.
-SIGNS: Mapping[str, str] = {"PASS": "✓", "VIOLATION": "✕", "INCONCLUSIVE": "?"}
 #: Sign and word of each status, the worst first. The signs differ in shape.
 STATUSES: Mapping[str, tuple[str, str]] = {
     "violated": ("✕", "fails"),
@@ -403,10 +393,9 @@ def check_groups(report: AuditReport) -> list[CheckGroup]:
         by_topic[(known and known.topic) or _OTHER].append(check)
     significance = float(report.settings.get("significance", 1e-3))
     groups = [_group(name, checks, significance) for name, checks in by_topic.items() if checks]
-    verdict = report.verdict
     if report.trainings is not None:
         groups = [dataclasses.replace(group, question=_OF_TRAININGS) for group in groups]
-    if verdict.outcome == "VIOLATION" and verdict.kind == "mechanism":
+    if refutes_mechanism(report):
         groups = [_without_mechanism(group) if group.name == _TOTAL else group for group in groups]
     return groups
 
@@ -424,8 +413,7 @@ def not_examined(report: AuditReport) -> list[tuple[str, Markup]]:
 
 def heading(check: CheckResult, *, failed: bool = False) -> str:
     """Return the title of a check; the name of one that this release does not know."""
-    known = DECLARED.get(check.name)
-    return visible(known.heading(failed=failed) if known else check.name)
+    return visible(title_of(check.name, failed=failed))
 
 
 def alarm_words(check: CheckResult, significance: float) -> str:
@@ -484,9 +472,7 @@ def _check_shown(check: CheckResult, significance: float) -> CheckShown:
     known = DECLARED.get(check.name)
     failed = check.status in ("violated", "undecided", "warned", "allowed")
     if check.follows_from:
-        cause = DECLARED.get(check.follows_from)
-        title = cause.heading(failed=True) if cause else check.follows_from
-        word = f"follows from “{inner(title)}”"
+        word = f"follows from “{inner(title_of(check.follows_from, failed=True))}”"
     explain = failed and not check.follows_from and known is not None
     ran = check.status != "not_run" and check.log_e_value is not None and check.share > 0
     value = power_of_ten(check.log_e_value or 0.0)
@@ -644,7 +630,7 @@ def _finding_shown(
         look_at=marked(look_at),
         code=code_of(fault),
         alternatives=alternatives,
-        follows=tuple(_failed_title(name) for name in fault.consequences),
+        follows=tuple(visible(title_of(name, failed=True)) for name in fault.consequences),
     )
 
 
@@ -652,11 +638,6 @@ def _result_of(report: AuditReport, fault: LikelyFault) -> CheckResult | None:
     whose = ("", fault.place.optimizer)
     own = (c for c in report.checks if c.name == fault.finding)
     return next((c for c in own if not fault.place.optimizer or c.optimizer in whose), None)
-
-
-def _failed_title(name: str) -> str:
-    known = REGISTRY.get(name)
-    return visible(known.heading(failed=True) if known else name)
 
 
 def _where(place: Place) -> Markup:

@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_audit.checks.check import DECLARED, QUESTIONS, REGISTRY, Topic, headlines
 from lightning_audit.files import visible
@@ -24,7 +24,6 @@ from lightning_audit.results.audit_report import (
     SAME_FACTOR,
     AuditReport,
     CheckResult,
-    EpsilonBound,
     LikelyFault,
     TrainingsSeen,
     describe,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
 #: Characters of a name.
 _NAME = 28
-_LN10 = math.log(10.0)
+LN10 = math.log(10.0)
 #: What an audit over many trainings does not cover.
 NOT_TRIED = "other canaries, scores, initial weights and data sets"
 
@@ -57,6 +56,11 @@ def headline(report: AuditReport) -> str:
         other = "other " if verdict.allowed else ""
         found = f"no {other}fault found in {length(report)}"
     return f"the claim ended the training; {found}" if report.claim_ended_it else found
+
+
+def refutes_mechanism(report: AuditReport) -> bool:
+    """Return whether the steps were not those whose epsilon is composed."""
+    return report.verdict.outcome == "VIOLATION" and report.verdict.kind == "mechanism"
 
 
 def length(report: AuditReport) -> str:
@@ -181,7 +185,7 @@ def power_of_ten(log_value: float) -> str:
         >>> power_of_ten(math.log(4e4)), power_of_ten(math.log(10.0) * 750.2)
         ('10^4.6', '10^750')
     """
-    power = log_value / _LN10
+    power = log_value / LN10
     return f"10^{power:.0f}" if abs(power) >= 10 else f"10^{round(power, 1):g}"
 
 
@@ -240,7 +244,9 @@ STYLES: Mapping[str, str] = {
 }
 #: A file has no width: a table folded to columns cannot be searched.
 _OF_A_FILE = 100_000
-_RAISED = str.maketrans("0123456789-.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻·")
+#: Nothing that is printed is markup or an emoji code.
+_LITERAL: Any = {"markup": False, "emoji": False, "highlight": False, "force_jupyter": False}
+RAISED = str.maketrans("0123456789-.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻·")
 _POWER = re.compile(r"10\^(-?\d+(?:\.\d+)?)")
 
 
@@ -250,7 +256,7 @@ def screen() -> Console:
     from rich.console import Console  # only now: a gate of one report needs no table
 
     random.setstate(state)
-    return Console(markup=False, emoji=False, highlight=False, force_jupyter=False)
+    return Console(**_LITERAL)
 
 
 def has_signs(console: Console) -> bool:
@@ -275,7 +281,7 @@ def with_signs(text: str) -> str:
         >>> with_signs("e = 10^4.6, proved >= 2")
         'e = 10⁴·⁶, proved ≥ 2'
     """
-    raised = _POWER.sub(lambda power: f"10{power[1].translate(_RAISED)}", text)
+    raised = _POWER.sub(lambda power: f"10{power[1].translate(RAISED)}", text)
     return raised.replace(">=", "≥").replace("<=", "≤")
 
 
@@ -299,16 +305,8 @@ def as_text(*renderables: RenderableType) -> str:
     """Return text or tables as lines without color, trailing blanks and a final newline."""
     from rich.console import Console
 
-    flat = Console(
-        file=io.StringIO(),
-        width=_OF_A_FILE,
-        color_system=None,
-        force_terminal=False,
-        force_jupyter=False,
-        markup=False,
-        emoji=False,
-        highlight=False,
-    )
+    plain: Any = {**_LITERAL, "color_system": None, "force_terminal": False}
+    flat = Console(file=io.StringIO(), width=_OF_A_FILE, **plain)
     with flat.capture() as captured:
         for one in renderables:
             flat.print(one)
@@ -423,13 +421,13 @@ def summary_rows(report: AuditReport, path: str | os.PathLike[str] | None = None
         excepted.
     """
     rows = [
-        Row("", f"{_outcome(report)}: {headline(report)}", 2),
+        Row("", f"{outcome_in_words(replace(report.verdict, kind=None))}: {headline(report)}", 2),
         *_found(report),
         *_guessed(report),
         *_undecided(report),
         *_no_fault(report),
         *_missing(report),
-        *_accepted(report),
+        *([Row("Allowed", report.verdict.holds, 2)] if report.verdict.holds else []),
         Row("Epsilon", epsilons(report), 2),
         *([Row("Measured", measured, 2)] if (measured := measured_words(report)) else []),
         *_power(report),
@@ -482,10 +480,6 @@ def _lines(rows: list[Row]) -> int:
 
 
 # ------------------------------------------------------------------ what is wrong
-
-
-def _outcome(report: AuditReport) -> str:
-    return outcome_in_words(replace(report.verdict, kind=None))
 
 
 def _found(report: AuditReport) -> Iterator[Row]:
@@ -582,11 +576,6 @@ def _missing(report: AuditReport) -> Iterator[Row]:
         yield Row("Missing", f"and {len(items) - 3} more")
 
 
-def _accepted(report: AuditReport) -> Iterator[Row]:
-    if report.verdict.holds:
-        yield Row("Allowed", report.verdict.holds, 2)
-
-
 def epsilons(report: AuditReport) -> str:
     """Return the epsilons of a report, with what is known not to hold."""
     # If the user allows findings, the true epsilon may exceed the claim.
@@ -598,8 +587,7 @@ def epsilons(report: AuditReport) -> str:
     remarks = ["accountant"] if report.settings.get("claimed_epsilon", 0.0) is None else []
     remarks += [] if kept or not refuted else ["not known to hold"]
     # A violated mechanism is not the one whose cost was composed.
-    wrong = report.verdict.outcome == "VIOLATION" and report.verdict.kind == "mechanism"
-    cost = " (holds)" if refuted else " (as stated)" if wrong else ""
+    cost = " (holds)" if refuted else " (as stated)" if refutes_mechanism(report) else ""
     known = {
         "claimed {}" + (f" ({', '.join(remarks)})" if remarks else ""): claimed,
         f"spent {{}}{cost}": spent,
@@ -613,15 +601,6 @@ def epsilons(report: AuditReport) -> str:
     if proved == 0.0:  # no news, and no sign of privacy
         shown.insert(len(shown) - (report.epsilon_not_excluded is not None), "no bound proved")
     return f"{', '.join(shown) or 'unknown'}; delta {report.delta:g}{report.of_items}"
-
-
-def mu_bounds(report: AuditReport) -> list[EpsilonBound]:
-    """Return the lower bounds on mu of one step that hold for a single look."""
-    return [
-        bound
-        for bound in report.bounds
-        if bound.name == "mu" and bound.looks == "single" and bound.mu_lower is not None
-    ]
 
 
 def _power(report: AuditReport) -> Iterator[Row]:
@@ -699,9 +678,8 @@ _MARKS = {
     "ok": "ok",
     "not_run": "not run",
 }
-#: Signs differ in shape: nothing is shown by color alone.
-_SIGNS = {"PASS": "✓", "VIOLATION": "✕", "INCONCLUSIVE": "?"}
-_LABEL_OF_TABLE = 13
+#: Signs of the outcomes differ in shape: nothing is shown by color alone.
+SIGNS: Mapping[str, str] = {"PASS": "✓", "VIOLATION": "✕", "INCONCLUSIVE": "?"}
 
 
 def print_summary(
@@ -730,7 +708,7 @@ def _labeled(report: AuditReport, path: str | os.PathLike[str] | None) -> list[t
     for row in summary_rows(report, path):
         for number, text in enumerate(row.lines):
             label = row.label if number == 0 else ""
-            indent = f"  {label:<{_LABEL_OF_TABLE}}" if row.label else "  " * bool(number)
+            indent = f"  {label:<{_LABEL}}" if row.label else "  " * bool(number)
             found.append((indent, text))
     return found
 
@@ -744,7 +722,7 @@ def _with_color(report: AuditReport, path: str | os.PathLike[str] | None) -> Tex
     for number, (label, line) in enumerate(_labeled(report, path)):
         shown = with_signs(line)
         if number == 0:
-            text.append(f"{_SIGNS[outcome]} {outcome}", STYLES[outcome])
+            text.append(f"{SIGNS[outcome]} {outcome}", STYLES[outcome])
             text.append(shown.removeprefix(outcome), "bold")
         else:
             text.append(f"\n{label}", "dim")
@@ -805,20 +783,14 @@ def _epsilon_lines(report: AuditReport) -> list[str]:
     mu = [
         f"mu of a step: at least {bound.mu_lower:.4g} with {100 - 100 * bound.significance:.4g} % "
         "confidence, if signal and noise kept a constant ratio to their claims"
-        for bound in mu_bounds(report)
+        for bound in report.bounds
+        if bound.name == "mu" and bound.looks == "single" and bound.mu_lower is not None
     ]
     steps = f"{report.steps} steps, {report.observations} canary readings"
-    counts = [steps] if report.trainings is None else _training_lines(report, report.trainings)
+    counts = [steps if report.trainings is None else counts_line(report.trainings)]
+    if report.trainings is not None and end:
+        counts.append(f"epsilon at least {end:.4g} by one look at the planned end")
     return [line, *mu, *counts, *_cost_lines(report)]
-
-
-def _training_lines(report: AuditReport, seen: TrainingsSeen) -> list[str]:
-    """Return the counts of an audit over many trainings, and its bound at the planned end."""
-    lines = [counts_line(seen)]
-    if report.epsilon_lower_at_end:
-        end = f"{report.epsilon_lower_at_end:.4g}"
-        lines.append(f"epsilon at least {end} by one look at the planned end")
-    return lines
 
 
 def _cost_lines(report: AuditReport) -> list[str]:
