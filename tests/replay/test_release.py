@@ -197,9 +197,7 @@ def test_noise_that_changes_by_no_known_schedule_does_not_pass(tmp_path):
     changes = len(found.history) - 1
     assert changes >= 2
     assert any(
-        item.startswith(
-            f"ledger.schedule: noise_multiplier changed at {changes} of 64 steps, by no known schedule"
-        )
+        f"noise_multiplier changed at {changes} of 64 steps, by no known schedule" in item
         for item in found.verdict.pass_blockers
     )
 
