@@ -399,6 +399,19 @@ class InputCanary:
         return with_least_likely_label(self, module, sample)
 
 
+@dataclass(frozen=True)
+class _Common(InputCanary):
+    """The arguments of every input canary."""
+
+    amplitude: float = 1.0
+    sampling_rate: float = 0.5
+    loss: Loss | None = None
+    num_classes: int | None = None
+    input: str | None = None
+    label: str | None = None
+    game: Game = "step"
+
+
 class MovedInput(InputCanary):
     """Base class of canaries whose input is moved iteratively; the sample keeps its label.
 
@@ -430,7 +443,7 @@ class MovedInput(InputCanary):
 
 
 @dataclass(frozen=True)
-class Mislabeled(InputCanary):
+class Mislabeled(_Common):
     """A sample of the data whose label is the least likely class at every step.
 
     The arguments are those of `InputCanary`.
@@ -439,14 +452,6 @@ class Mislabeled(InputCanary):
         >>> Mislabeled(amplitude=100.0).amplitude
         100.0
     """
-
-    amplitude: float = 1.0
-    sampling_rate: float = 0.5
-    loss: Loss | None = None
-    num_classes: int | None = None
-    input: str | None = None
-    label: str | None = None
-    game: Game = "step"
 
     def made(
         self, module: Any, sample: Sample, batch: Any, params: Sequence[torch.Tensor]
@@ -461,19 +466,11 @@ class Mislabeled(InputCanary):
 
 
 @dataclass(frozen=True)
-class Blank(InputCanary):
+class Blank(_Common):
     """An input of zeros, with the least likely label at every step.
 
     The arguments are those of `InputCanary`; the amplitude has no effect.
     """
-
-    amplitude: float = 1.0
-    sampling_rate: float = 0.5
-    loss: Loss | None = None
-    num_classes: int | None = None
-    input: str | None = None
-    label: str | None = None
-    game: Game = "step"
 
     def made(
         self, module: Any, sample: Sample, batch: Any, params: Sequence[torch.Tensor]
@@ -483,7 +480,17 @@ class Blank(InputCanary):
 
 
 @dataclass(frozen=True)
-class Adversarial(MovedInput):
+class _Ascent(MovedInput):
+    """The arguments that `Adversarial` has before the common ones."""
+
+    steps: int = 10
+    step_size: float = 0.1
+    radius: float = 0.5
+    remake_every_n_steps: int = 10
+
+
+@dataclass(frozen=True)
+class Adversarial(_Common, _Ascent):
     """A sample of the data, moved by projected gradient ascent so that its loss rises.
 
     The other arguments are those of `InputCanary`; ``num_classes`` is not used.
@@ -494,18 +501,6 @@ class Adversarial(MovedInput):
         radius: Largest total change of an entry, > 0.
         remake_every_n_steps: Training steps after which the ascent starts again, >= 1.
     """
-
-    steps: int = 10
-    step_size: float = 0.1
-    radius: float = 0.5
-    remake_every_n_steps: int = 10
-    amplitude: float = 1.0
-    sampling_rate: float = 0.5
-    loss: Loss | None = None
-    num_classes: int | None = None
-    input: str | None = None
-    label: str | None = None
-    game: Game = "step"
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -619,7 +614,16 @@ def has_forward(module: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Crafted(MovedInput):
+class _Descent(MovedInput):
+    """The arguments that `Crafted` has before the common ones."""
+
+    steps: int = 50
+    step_size: float = 0.1
+    remake_every_n_steps: int = 50
+
+
+@dataclass(frozen=True)
+class Crafted(_Common, _Descent):
     """A sample of the data, optimized so that its gradient is orthogonal to that of the batch.
 
     Adam on the input minimizes the squared cosine between both gradients. This reduces the
@@ -636,17 +640,6 @@ class Crafted(MovedInput):
         Nasr et al. 2023 (Tight Auditing of Differentially Private Machine Learning), Algorithm 3,
         arXiv:2302.07956.
     """
-
-    steps: int = 50
-    step_size: float = 0.1
-    remake_every_n_steps: int = 50
-    amplitude: float = 1.0
-    sampling_rate: float = 0.5
-    loss: Loss | None = None
-    num_classes: int | None = None
-    input: str | None = None
-    label: str | None = None
-    game: Game = "step"
 
     def made(
         self, module: Any, sample: Sample, batch: Any, params: Sequence[torch.Tensor]
