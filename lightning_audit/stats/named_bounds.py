@@ -57,23 +57,23 @@ class BoundMethod:
     Args:
         name: Name in logs and arguments.
         quantity: What it bounds, "mu" or "epsilon".
-        interpretation: "confidence" (frequentist) or "credible" (Bayesian).
         assumptions: What it assumes.
         reference: Its source.
         from_counts: Function of (counts, delta, significance) that returns lower bounds of the
             shape of the counts; None for a bound from the scores themselves.
         from_rates: Function of (upper type II rates, upper type I rates, delta) that returns lower
             bounds; None if upper limits of the rates are not enough.
+        interpretation: "confidence" (frequentist) or "credible" (Bayesian).
         monotone: Whether fewer errors of either kind never lower the bound.
     """
 
     name: str
     quantity: Literal["mu", "epsilon"]
-    interpretation: Literal["confidence", "credible"]
     assumptions: tuple[str, ...]
     reference: str
     from_counts: Callable[[ConfusionCounts, float, float], Any] | None = None
     from_rates: Callable[[Floats, Floats, float], Any] | None = None
+    interpretation: Literal["confidence", "credible"] = "confidence"
     monotone: bool = True
 
 
@@ -131,7 +131,6 @@ METHODS: Mapping[str, BoundMethod] = {
         BoundMethod(
             "fdp_cp",
             "mu",
-            "confidence",
             (_INDEPENDENT, MU_TO_EPSILON),
             "Nasr et al. 2023, eq. 12: Clopper-Pearson limits of both error rates",
             lambda counts, delta, significance: mu_clopper_pearson(counts, significance),
@@ -140,7 +139,6 @@ METHODS: Mapping[str, BoundMethod] = {
         BoundMethod(
             "fdp_pooled_cp",
             "mu",
-            "confidence",
             (_INDEPENDENT, MU_TO_EPSILON),
             "Clopper-Pearson limit of both kinds of errors together; Hoeffding 1956",
             lambda counts, delta, significance: mu_pooled_clopper_pearson(counts, significance),
@@ -148,24 +146,22 @@ METHODS: Mapping[str, BoundMethod] = {
         BoundMethod(
             "fdp_bayes",
             "mu",
-            "credible",
             (_INDEPENDENT, _PRIOR, MU_TO_EPSILON),
             "Nasr et al. 2023, eq. 13, with the posterior above the diagonal counted as mu = 0",
             lambda counts, delta, significance: Posterior.of_mu(
                 counts, region="one_sided"
             ).quantile(significance),
+            interpretation="credible",
         ),
         BoundMethod(
             "fdp_t",
             "mu",
-            "confidence",
             (_INDEPENDENT, _GAUSSIAN, MU_TO_EPSILON),
             "exact limit of the noncentral t distribution",
         ),
         BoundMethod(
             "eps_cp",
             "epsilon",
-            "confidence",
             (_INDEPENDENT,),
             "Nasr et al. 2021; Clopper-Pearson limits of both error rates",
             epsilon_clopper_pearson,
@@ -174,26 +170,25 @@ METHODS: Mapping[str, BoundMethod] = {
         BoundMethod(
             "eps_jeffreys",
             "epsilon",
-            "credible",
             (_INDEPENDENT, _PRIOR),
             "Zanella-Béguelin et al. 2023: Jeffreys limits of both error rates",
             epsilon_jeffreys,
+            interpretation="credible",
         ),
         BoundMethod(
             "eps_bayes",
             "epsilon",
-            "credible",
             (_INDEPENDENT, _PRIOR),
             "Zanella-Béguelin et al. 2023, definition 3.1, with the posterior above the diagonal "
             "counted as epsilon = 0",
             lambda counts, delta, significance: Posterior.of_epsilon(
                 counts, delta, region="one_sided"
             ).quantile(significance),
+            interpretation="credible",
         ),
         BoundMethod(
             "katz",
             "epsilon",
-            "confidence",
             (_INDEPENDENT, "many errors of each kind: the limit is asymptotic", "delta = 0"),
             "Katz et al. 1978, Lu et al. 2022: normal limit of the log ratio of two rates",
             lambda counts, delta, significance: epsilon_katz(counts, significance),

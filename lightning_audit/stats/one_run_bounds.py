@@ -389,32 +389,19 @@ def named_one_run_bound(
         scores = OneRunScores(scores_in, scores_out, guesses, unscored, sides)
         found = chosen.from_guesses(scores, at, level)
         value, rule = found.value, _words_of(scores.numbers, sides, given)
-    assumptions = (*chosen.assumptions, _GIVEN) if given else chosen.assumptions
-    return _labelled(chosen, value, at, level, rule, found, assumptions)
-
-
-def _labelled(
-    method: OneRunMethod,
-    value: float,
-    delta: float,
-    significance: float,
-    rule: str | None,
-    found: OneRunBound | None,
-    assumptions: tuple[str, ...],
-) -> NamedBound:
-    mu = value if method.quantity == "mu" else None
+    mu = value if chosen.quantity == "mu" else None
     return NamedBound(
-        method=method.name,
-        epsilon_lower=value if mu is None else float(gaussian_epsilon(mu, delta)),
+        method=method,
+        epsilon_lower=value if mu is None else float(gaussian_epsilon(mu, at)),
         mu_lower=mu,
-        delta=delta,
-        significance=significance,
+        delta=at,
+        significance=level,
         interpretation="confidence",
         threshold=None,
         threshold_value=None,
         rule=rule,
-        valid=method.valid,
-        assumptions=assumptions,
+        valid=chosen.valid,
+        assumptions=(*chosen.assumptions, _GIVEN) if given else chosen.assumptions,
         guesses=found.guesses if found else None,
         correct=found.correct if found else None,
     )
