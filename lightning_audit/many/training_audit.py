@@ -8,6 +8,7 @@ before they guess.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import math
 from collections.abc import Mapping, Sequence
@@ -190,30 +191,22 @@ class PooledRun:
             found["coins_one_run_mu"] = epsilon, "Gaussian outputs"
         coins = "a fair coin of each canary's own, independent of all else"
         return [
-            _bound(name, epsilon, delta, significance, "single", (coins, assumed))
+            _bound(
+                name=name,
+                epsilon_lower=epsilon,
+                delta=delta,
+                significance=significance,
+                looks="single",
+                assumptions=(coins, assumed),
+            )
             for name, (epsilon, assumed) in found.items()
         ]
 
 
-def _bound(
-    name: str,
-    epsilon: float,
-    delta: float,
-    significance: float,
-    looks: Literal["single", "anytime"],
-    assumptions: tuple[str, ...],
-) -> EpsilonBound:
-    return EpsilonBound(
-        name=name,
-        epsilon_lower=epsilon,
-        delta=delta,
-        mu_lower=None,
-        significance=significance,
-        interpretation="confidence",
-        threshold="fixed",
-        looks=looks,
-        assumptions=assumptions,
-    )
+#: A bound of guesses, from its other fields.
+_bound = functools.partial(
+    EpsilonBound, mu_lower=None, interpretation="confidence", threshold="fixed"
+)
 
 
 # --- Result of an audit over many trainings, and its report.
@@ -474,12 +467,12 @@ def _bounds(
     at = ("anytime", anytime), ("single", end)
     return [
         _bound(
-            of_scores.get(name, name) if looks == "anytime" else name,
-            getattr(p, which),
-            promise.delta,
-            significance,
-            looks,
-            (_COINS, _ORDER, text),
+            name=of_scores.get(name, name) if looks == "anytime" else name,
+            epsilon_lower=getattr(p, which),
+            delta=promise.delta,
+            significance=significance,
+            looks=looks,
+            assumptions=(_COINS, _ORDER, text),
         )
         for name, text, which in rows
         for looks, p in at
