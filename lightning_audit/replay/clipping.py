@@ -35,7 +35,6 @@ from lightning_audit.replay.records import (
     MORE,
     SHIFTED,
     Draw,
-    Judged,
     Unshown,
     hands_all_over,
     judge,
@@ -313,7 +312,7 @@ def _has_several_rows(
         return False
     zeros = torch.zeros(found, sum(replay.sizes), dtype=replay.dtype)
     long = zeros.clone()
-    long[0] = _LONG * _dense(replay, seed)
+    long[0] = _LONG * unit_direction(replay, seed)
     replay.allow(2)
     without, one = (replay.run(batches, seed, rows=each).finite for each in (zeros, long))
     if without is None or one is None:
@@ -321,7 +320,7 @@ def _has_several_rows(
     return float((one - without).norm()) <= 1.0 + tolerated
 
 
-def _dense(replay: StepReplay, seed: int) -> torch.Tensor:
+def unit_direction(replay: StepReplay, seed: int) -> torch.Tensor:
     """Return a random gradient of norm 1 over all tensors, ``[d]``."""
     generator = torch.Generator().manual_seed(seed)
     dense = torch.randn(sum(replay.sizes), generator=generator, dtype=torch.float64)
@@ -343,7 +342,8 @@ def divides_by_rows(replay: StepReplay, batch: Any, seed: int) -> bool:
     half = count // 2
     if half < 2 or why_no_rows(replay.usual([batch], seed), count, by_opacus=False):
         return False
-    short = (0.5 / count * _dense(replay, seed)).to(replay.dtype)  # no sum of these is clipped
+    # No sum of these is clipped.
+    short = (0.5 / count * unit_direction(replay, seed)).to(replay.dtype)
     given = RowsReplay(replay, batch, short.repeat(count, 1), seed)
     replay.allow(4)
     sums = []
@@ -392,7 +392,7 @@ def clipping_kind(replay: StepReplay, given: Given, count: int, seed: int, toler
 
 def _batches(replay: StepReplay, count: int, seed: int) -> dict[str, torch.Tensor]:
     """Return the batches of gradients to replay, ``[count, d]`` each, by name."""
-    dense = _dense(replay, seed)
+    dense = unit_direction(replay, seed)
 
     def alone(gradient: torch.Tensor, at: int) -> torch.Tensor:
         gradients = torch.zeros(count, len(gradient), dtype=replay.dtype)
@@ -629,17 +629,19 @@ def examine_clipping(
     given = RowsReplay(replay, batch, first, seed)
     unshown, found = Unshown(replay, seed, shown=usual.shown), list[Finding]()
     asked, shifted, zeros = 0, 0, replaced or fixed
-    start = begin % TRIALS
+    start, allowed = begin % TRIALS, 1.0 + tolerated
+    # Each pass draws new gradients.
+    endless = itertools.chain.from_iterable(iter(crafted.trials, None))
     with contextlib.suppress(Stopped):  # findings until then are kept
-        for trial in itertools.islice(_endless(crafted), start, start + trials):
-            judged = _judge(given, trial, seed, 1.0 + tolerated, zeros=zeros)
+        for trial in itertools.islice(endless, start, start + trials):
+            judged = judge(_pair(given, trial, zeros=zeros), seed, allowed, by_row=zeros)
             if judged.shifted and not zeros:
                 zeros = True
-                judged = _judge(given, trial, seed, 1.0 + tolerated, zeros=zeros)
+                judged = judge(_pair(given, trial, zeros=zeros), seed, allowed, by_row=True)
             shifted += judged.shifted
             if not judged.tells:
                 continue
-            if judged.far > 1.0 + tolerated:
+            if judged.far > allowed:
                 if not found and not given.alone and not hands_all_over(replay, batch, seed):
                     return Answer(reason=MORE)
                 if not unshown.takes(_pair(given, trial, zeros=zeros), 1, judged.far):
@@ -650,11 +652,6 @@ def examine_clipping(
     why = SHIFTED if shifted else replay.why_none("crafted gradient")
     kind = clipping_kind(replay, given.run, count, seed, tolerated) if found else ""
     return Answer(asked, tuple(found), "" if asked else why, kind=kind)
-
-
-def _judge(given: RowsReplay, trial: Trial, seed: int, allowed: float, *, zeros: bool) -> Judged:
-    """Compare the step with a trial's gradients to that without one of them, or with zeros."""
-    return judge(_pair(given, trial, zeros=zeros), seed, allowed, by_row=zeros)
 
 
 def _pair(given: RowsReplay, trial: Trial, *, zeros: bool) -> Draw:
@@ -671,9 +668,3 @@ def _finding(trial: Trial, far: float, sizes: Sequence[int]) -> Finding:
     parts = sum(bool(part.any()) for part in torch.split(left, list(sizes)))
     whole, alone = float(left.norm()), parts == 1 < len(sizes)
     return Finding(trial.name, far, 1.0, whole=whole, in_one_tensor=alone)
-
-
-def _endless(crafted: CraftedGradients) -> Iterator[Trial]:
-    """Yield trials of all families forever, with new directions each time."""
-    while True:
-        yield from crafted.trials()

@@ -130,8 +130,6 @@ class Asked:
 
 
 def _sensitivity(asked: Asked) -> Answer:
-    if reason := _of_views(asked):
-        return Answer(reason=reason)
     return examine_sensitivity(
         *(asked.replay, asked.batches, asked.tolerated, asked.seed),
         replaced=asked.replaced,
@@ -141,8 +139,6 @@ def _sensitivity(asked: Asked) -> Answer:
 
 
 def _factors(asked: Asked) -> Answer:
-    if reason := _of_views(asked):
-        return Answer(reason=reason)
     return examine_factors(
         *(asked.replay, asked.batches, asked.tolerated, asked.seed), whole=asked.whole
     )
@@ -160,8 +156,6 @@ def _release(asked: Asked) -> Answer:
 
 
 def _coupling(asked: Asked) -> Answer:
-    if reason := _not_alone(asked):
-        return Answer(reason=reason)
     low = tolerance_of(low_precision=asked.low_precision)
     most = max(asked.whole or asked.batches, key=rows)
     many = taken(most, range(_LARGER)) if asked.whole and rows(most) > _LARGER else most
@@ -180,8 +174,6 @@ def _coupling(asked: Asked) -> Answer:
 
 
 def _clipping(asked: Asked) -> Answer:
-    if reason := _not_alone(asked):
-        return Answer(reason=reason)
     return examine_clipping(
         asked.replay,
         max(asked.batches, key=rows),
@@ -196,8 +188,6 @@ def _clipping(asked: Asked) -> Answer:
 
 
 def _noise(asked: Asked) -> Answer:
-    if reason := _not_alone(asked):
-        return Answer(reason=reason)
     return examine_noise(asked.replay, max(asked.batches, key=rows), asked.seed)
 
 
@@ -210,16 +200,30 @@ def _not_alone(asked: Asked) -> str:
 
 #: The question of all records at once, which the check of single ones answers.
 FACTORS = "replay.factors"
-#: The questions by the names of their checks; the slowest come last.
-QUESTIONS: Mapping[str, Callable[[Asked], Answer]] = {
-    COUPLING.name: _coupling,
-    REPLAY_SENSITIVITY.name: _sensitivity,
-    FACTORS: _factors,
-    REPLAY_RELEASE.name: _release,
-    REPLAY_CLIPPING.name: _clipping,
-    REPLAY_NOISE.name: _noise,
-}
 
+
+@dataclass(frozen=True)
+class _Question:
+    """A question: how it is answered, why it cannot be, and the replays left to begin it."""
+
+    answer: Callable[[Asked], Answer]
+    unanswerable: Callable[[Asked], str]
+    least: int
+
+    def __call__(self, asked: Asked) -> Answer:
+        reason = self.unanswerable(asked)
+        return Answer(reason=reason) if reason else self.answer(asked)
+
+
+#: The questions by the names of their checks; the slowest come last.
+QUESTIONS: Mapping[str, _Question] = {
+    COUPLING.name: _Question(_coupling, _not_alone, 3),
+    REPLAY_SENSITIVITY.name: _Question(_sensitivity, _of_views, 1),
+    FACTORS: _Question(_factors, _of_views, 8),
+    REPLAY_RELEASE.name: _Question(_release, lambda _: "", 6),
+    REPLAY_CLIPPING.name: _Question(_clipping, _not_alone, 4),
+    REPLAY_NOISE.name: _Question(_noise, _not_alone, 16),
+}
 
 #: The checks that the questions answer.
 ANSWERED = frozenset(QUESTIONS) - {FACTORS}
@@ -232,14 +236,6 @@ USUAL: Mapping[str, float] = {
     COUPLING.name: 10.0,
     REPLAY_CLIPPING.name: 24.0,
     REPLAY_NOISE.name: 24.0,
-}
-#: Replays that must be left to begin a question.
-_LEAST = {
-    FACTORS: 8,
-    REPLAY_RELEASE.name: 6,
-    COUPLING.name: 3,
-    REPLAY_CLIPPING.name: 4,
-    REPLAY_NOISE.name: 16,
 }
 
 
@@ -260,7 +256,7 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
         if name not in names:
             continue
         reason = reason or replay.lost
-        late = "" if replay.has_left(_LEAST.get(name, 1)) else Reason.NONE_LEFT
+        late = "" if replay.has_left(question.least) else Reason.NONE_LEFT
         answer = Answer(reason=reason or late)
         while not (reason or late):
             answer = _unless_full(question, asked)

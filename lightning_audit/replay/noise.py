@@ -37,6 +37,7 @@ from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.hooks.gradient_tap import clipped_sums
 from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.layout import FloatArray, Layout
+from lightning_audit.replay.clipping import unit_direction
 from lightning_audit.replay.records import MORE, hands_all_over
 from lightning_audit.replay.releases import (
     hidden_by_noise,
@@ -235,9 +236,7 @@ class _Examination:
         self._entries = NoiseEntries.of(
             replay.layout, _LOOKED_AT_SOON if replay.limited else _LOOKED_AT
         )
-        generator = torch.Generator().manual_seed(seed)
-        dense = torch.randn(self._size, generator=generator, dtype=torch.float64)
-        self._direction = dense / dense.norm()
+        self._direction = unit_direction(replay, seed)
         #: The first draw of the noise, and the last replay that released something.
         self._first = self._last = Replay()
         #: Whether other records had another noise multiplier.

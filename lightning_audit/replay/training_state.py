@@ -212,12 +212,6 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return alike and bool(torch.equal(one, other))
 
 
-def set_grad(tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
-    """Restore the gradient of a tensor."""
-    if tensor.grad is not grad:
-        tensor.grad = grad
-
-
 def set_slot(item: object, name: str, value: object) -> None:
     """Restore a slot of an object."""
     if getattr(item, name, None) is not value:
@@ -566,7 +560,7 @@ class TrainingState:
         self._tensors.append((tensor, tensor.detach().clone()))
         if tensor.is_leaf:
             self._leaves.append(tensor)
-            self._back.append(functools.partial(set_grad, tensor, tensor.grad))
+            self._back.append(functools.partial(set_slot, tensor, "grad", tensor.grad))
             yield tensor.grad
         yield from self._keep_attributes(tensor)
 
