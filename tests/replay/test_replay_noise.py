@@ -31,7 +31,7 @@ def answer(kind: type[DPOptimizer] | None, module: nn.Module | None = None, **gi
 def named(found: Answer) -> str:
     assert found.findings
     kind, _ = found.noise.largest
-    return next(rule.name for rule in REPLAY_NOISE.faults if rule.applies({"of": kind}))
+    return next(rule.fault.name for rule in REPLAY_NOISE.faults if rule.applies({"of": kind}))
 
 
 class TakenBack(faulty.OwnNoise):
