@@ -260,8 +260,8 @@ def test_the_failing_audit_ends_as_shown(digits, tmp_path, monkeypatch, capsys, 
 
 
 def test_every_finding_is_explained():
-    table = text_of(DOCS / "checks.md").split("| finding |")[1].split("\n\n")[0]
-    assert set(re.findall(r"`([a-z_.]+)`", table)) == set(findings())
+    rows = re.findall(r"^(?:\||-) `([a-z_.]+)`", text_of(DOCS / "checks.md"), re.MULTILINE)
+    assert set(findings()) <= set(rows)
 
 
 def test_a_mechanism_of_half_the_noise_is_refuted_as_shown(capsys):

@@ -250,10 +250,10 @@ _NOT_POISSON = Fault(
     "wrong sampling: the loader is not Poisson although the accountant assumes it",
     "which loader the training iterates: that of PrivacyEngine.make_private is Poisson, unless it "
     "was called with poisson_sampling=False (then leave it at True, or claim the epsilon that "
-    "holds: PrivacyClaim(sampling='shuffled', epsilon=..., delta=...)); Lightning trains on that "
-    "of the module or data module instead: pass make_private's to fit, write `def "
+    "holds: PrivacyClaim(sampling='shuffled', epsilon=..., delta=...)) (Lightning: it trains on "
+    "that of the module or data module: pass make_private's to fit, write `def "
     "train_dataloader(self): return DPDataLoader.from_data_loader(loader)` (from "
-    "opacus.data_loader), or wrap the data module in opacus.lightning.DPLightningDataModule",
+    "opacus.data_loader), or wrap the data module in opacus.lightning.DPLightningDataModule)",
 )
 #: In the words of a loader without a batch sampler, which Poisson sampling and Opacus need.
 _INFINITE = "_InfiniteConstantSampler"

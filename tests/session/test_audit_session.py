@@ -80,8 +80,10 @@ def test_parameters_without_a_gradient_are_named_with_the_first_step_that_has_no
     gradient = bare.clipped_mean(bare.sample_gradients())
     for bias in (gradient["bias"], None, None):
         bare.update({**gradient, "bias": bias})
-    (said,) = [item for item in bare.session.pass_blockers() if "no gradient" in item]
-    assert said.startswith("no gradient (`p.grad` is None) for 1 of 2 parameters in step 2 (bias)")
+    assert bare.session.planner.lost_explained
+    assert bare.session.planner.missing.startswith(
+        "no gradient (`p.grad` is None) for 1 of 2 parameters in step 2 (bias)"
+    )
 
 
 def test_a_new_optimizer_is_followed_over_the_same_parameters_only():
