@@ -301,7 +301,9 @@ def by_feature(house: Mapping[str, Module]) -> dict[str, int]:
 
 _APART = {"partition", "rpartition", "startswith", "endswith", "removeprefix", "removesuffix"}
 _SENTENCE = re.compile(
-    r"message|sentence|summary|advice|reason|fault\b|error|told|said|note\b|text\b|label", re.I
+    r"message|sentence|summary|advice|reason|fault\b|error|told|said|note\b|text\b|label|finding|"
+    r"answer|look_at|shown|words|\bone\b",
+    re.IGNORECASE,
 )
 #: What is no sentence of ours: texts of other libraries, formats of our own, a file of Linux.
 EXCEPTIONS = {
@@ -311,6 +313,7 @@ EXCEPTIONS = {
     "checks/disclosure": "a pattern in numbers",
     "record/store": "the labels of canaries, as a record's header has them",
     "replay/training_state": "a file of /proc",
+    "report/figure": "matplotlib's rule for labels",
 }
 
 

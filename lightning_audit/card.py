@@ -14,7 +14,7 @@ from lightning_audit._validate import did_you_mean, shown
 from lightning_audit.files import in_markdown, read_text, visible
 from lightning_audit.report.page import digest_of, rendered
 from lightning_audit.report.page_parts import inner, level, listed, number, plural, power_words
-from lightning_audit.report.page_tables import adjacency_words, sampling_words
+from lightning_audit.report.page_tables import POISSON, adjacency_words, sampling_words
 from lightning_audit.report.page_verdict import (
     STATUSES,
     CheckGroup,
@@ -287,7 +287,7 @@ def mechanism(report: AuditReport) -> str:
     if norm is not None:
         parts[0] += f" {_shown(norm)}"
     sampling = sampling_words(report)
-    if rate is not None and sampling.startswith("Poisson"):
+    if rate is not None and sampling == POISSON:
         sampling = f"Poisson sampling at rate {_shown(rate)}"
     return f"DP-SGD: {', '.join([*parts, sampling, plural(report.steps, 'step')])}"
 
@@ -349,7 +349,7 @@ def _answer(report: AuditReport, group: CheckGroup) -> CardAnswer:
     """Return the answer of a group; what did not run is not examined, never without fault."""
     ran = [check for check in group.checks if check.status != "not_run"]
     own = [c for c in ran if c.status == group.status and c.word == STATUSES[c.status][1]]
-    titles = listed(inner(check.title) for check in own)
+    titles, sign = listed(inner(check.title) for check in own), group.sign
     if not ran:
         answer = "not examined"
     elif group.status == "violated":
@@ -357,15 +357,15 @@ def _answer(report: AuditReport, group: CheckGroup) -> CardAnswer:
     elif group.status in ("undecided", "allowed"):
         answer = f"{'undecided' if group.status == 'undecided' else 'accepted'}: {titles}"
     elif group.name == "Total epsilon" and refutes_mechanism(report):
-        answer = "only for the stated noise and clipping, which did not run"
+        answer, sign = "only for the stated noise and clipping, which did not run", "?"
     elif group.name == "Total epsilon" and report.epsilon_that_holds != report.claimed_epsilon:
         answer = f"only without {listed(report.epsilon_refuted_by)}, which the owner accepts"
+        sign = "?"
     elif report.trainings is not None:
         passed = report.verdict.outcome == "PASS"
-        answer = "not refuted" if passed else "not confirmed"
+        answer, sign = ("not refuted", sign) if passed else ("not confirmed", "?")
     else:
         answer = "no fault found"
-    sign = "?" if answer.startswith(("only", "not confirmed")) else group.sign
     return CardAnswer(group.question, sign, answer, _certainty(report, group, len(ran)))
 
 

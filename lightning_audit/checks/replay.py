@@ -256,6 +256,7 @@ class _Told:
     findings: int = 0
     evidence: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
+    in_weights: bool = False
 
     def take(self, step: int, answer: Answer) -> None:
         """Update with the answer at a step."""
@@ -264,6 +265,7 @@ class _Told:
         self.reason = answer.reason or self.reason
         if answer.findings and not self.evidence:
             worst = max(answer.findings, key=lambda finding: finding.size)
+            self.in_weights = worst.in_weights
             self.evidence = {
                 "step": step,
                 "size": worst.rounded,
@@ -318,8 +320,7 @@ class ExaminationLog:
     @property
     def leaks_into_weights(self) -> bool:
         """Whether weights or optimizer state after a step depended on more than its release."""
-        finding = self._told[REPLAY_RELEASE.name].evidence.get("finding", "")
-        return bool(finding.startswith(("parameters", "optimizer state")))
+        return self._told[REPLAY_RELEASE.name].in_weights
 
     def asked(self, name: str) -> int:
         """Return the number of neighboring batches that a test replayed."""

@@ -28,6 +28,7 @@ class Finding:
         in_one_tensor: whether that gradient is zero outside one of several tensors.
         decides: what the records of a step decide: whether it is taken, or its noise multiplier.
         tensors: names of the tensors that show it; empty where all do, or none is known.
+        in_weights: whether weights or optimizer state after the step show it.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Finding:
     in_one_tensor: bool = False
     decides: Literal["", "step", "noise"] = ""
     tensors: tuple[str, ...] = ()
+    in_weights: bool = False
 
     @property
     def rounded(self) -> float | None:

@@ -239,7 +239,7 @@ def _unknown_sampling(found: CheckResult) -> str:
     stated = [found.evidence.get(name) for name in ("accounted_rate", "sampling")]
     if found.status != "not_run" or stated == [None, None]:
         return ""
-    if found.evidence.get("loader") == "poisson":
+    if found.evidence.get("poisson"):
         return found.message
     return f"{found.message}; if it does, set allow={found.name!r}"
 
@@ -727,7 +727,8 @@ def shuffled_result(kind: LoaderKind, description: str, *, once: bool) -> CheckR
         else "sampling='shuffled' is claimed, and it is unknown whether each record enters at most "
         f"one step per epoch, once: {description}"
     )
-    return NOT_POISSON.not_run(message, {"sampling": "shuffled", "loader": kind})
+    known = {"poisson": True} if kind == "poisson" else {}
+    return NOT_POISSON.not_run(message, {"sampling": "shuffled", **known})
 
 
 def _rates(loader_rate: float, accounted_rate: float, raised_in: int | None) -> CheckResult:

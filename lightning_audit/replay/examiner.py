@@ -251,14 +251,14 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
     """
     answers: dict[str, Answer] = {}
     replay = asked.replay
-    asked, reason = _prepared(asked)
+    asked, none = _prepared(asked)
     for name, question in QUESTIONS.items():
         if name not in names:
             continue
-        reason = reason or replay.lost
         late = "" if replay.has_left(question.least) else Reason.NONE_LEFT
-        answer = Answer(reason=reason or late)
-        while not (reason or late):
+        answer = replace(none, reason=none.reason or replay.lost or late)
+        refused = bool(answer.reason)
+        while not refused:
             answer = _unless_full(question, asked)
             if answer.reason != Reason.NO_ROOM or (fewer := _fewer(asked)) is None:
                 break
@@ -324,25 +324,25 @@ def _unless_full(question: Callable[[Asked], Answer], asked: Asked) -> Answer:
 _PART, _LARGER, _FROM = 16, 64, 24
 
 
-def _prepared(asked: Asked) -> tuple[Asked, str]:
-    """Return what to replay, and why no question can be tested, or empty."""
+def _prepared(asked: Asked) -> tuple[Asked, Answer]:
+    """Return what to replay, and the answer to all questions if none can be tested."""
     with contextlib.suppress(ValueError):  # a batch of unknown size, as `_unfit` says
         while not asked.replay.fits(max(map(rows, asked.batches), default=0)):
             if (fewer := _fewer(asked)) is None:
                 break
             asked = fewer
     while True:
-        reason = _unless_full(_unfit, asked).reason
-        if reason != Reason.NO_ROOM or (fewer := _fewer(asked)) is None:
+        none = _unless_full(_unfit, asked)
+        if none.reason != Reason.NO_ROOM or (fewer := _fewer(asked)) is None:
             break
         asked = fewer
-    if reason:
-        return asked, reason
+    if none.reason:
+        return asked, none
     try:
         asked = _on_a_part(asked)
     except Stopped as stopped:
-        return asked, str(stopped)
-    return asked, _unless_full(_unsteady, asked).reason
+        return asked, Answer(reason=str(stopped))
+    return asked, _unless_full(_unsteady, asked)
 
 
 def _on_a_part(asked: Asked) -> Asked:

@@ -102,7 +102,13 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
                     return Answer(reason=_NOT_AGAIN)
             steady = True
         found += [
-            Finding(f"{where}, {what}", far, 0.0, tensors=_tensors(first, other, where))
+            Finding(
+                f"{where}, {what}",
+                far,
+                0.0,
+                tensors=_tensors(first, other, where),
+                in_weights=where.startswith(_OF_WEIGHTS),
+            )
             for where, far in differ.items()
         ]
         shown = neighbour if differ else shown
@@ -374,9 +380,13 @@ def _changed(
     return found
 
 
+#: Beginnings of the kinds of state that are weights, or what the optimizer keeps of them.
+_OF_WEIGHTS = ("parameters", "optimizer state")
+
+
 def _tensors(one: Replay, other: Replay, kind: str) -> tuple[str, ...]:
     """Return the tensors of the module whose values of a kind differ; none if all do."""
-    if not kind.startswith(("parameters", "buffers", "optimizer state")):
+    if not kind.startswith(("buffers", *_OF_WEIGHTS)):
         return ()
     own = [name for name in one.after if _kind(name) == kind]
     same = [n for n in own if n in other.after and same_bits(one.after[n], other.after[n])]

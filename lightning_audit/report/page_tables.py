@@ -128,6 +128,10 @@ def adjacency_words(report: AuditReport) -> str:
     return f"{words}{report.of_items}"
 
 
+#: How batches are drawn if neither a finding nor the claim says otherwise.
+POISSON = "Poisson sampling at the stated rate"
+
+
 def sampling_words(report: AuditReport) -> str:
     """Return how batches are drawn: as a finding says, else as the claim states it."""
     for check in report.checks:
@@ -138,7 +142,7 @@ def sampling_words(report: AuditReport) -> str:
     claim = report.settings.get("claim") or {}
     if claim.get("sampling") == "shuffled":
         return "shuffled batches, each record in one step per epoch, which nothing amplifies"
-    return "Poisson sampling at the stated rate"
+    return POISSON
 
 
 class _Axis:

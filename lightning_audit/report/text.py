@@ -505,7 +505,7 @@ def _found(report: AuditReport) -> Iterator[Row]:
     yield Row("Code", whole, 2, lambda lines: short if lines == 1 else whole)
     look_at = root.look_at or verdict.advice or (check.advice if check else "")
     if look_at:
-        yield Row("Look at", look_at.removeprefix("look at "), 3)
+        yield Row("Look at", look_at, 3)
     if root.consequences:
         yield Row("Explains", plural(len(root.consequences), "more failed check"))
     for other in [f for f in verdict.faults[1:] if f.shares_finding(root)][:1]:
@@ -723,7 +723,7 @@ def _with_color(report: AuditReport, path: str | os.PathLike[str] | None) -> Tex
         shown = with_signs(line)
         if number == 0:
             text.append(f"{SIGNS[outcome]} {outcome}", STYLES[outcome])
-            text.append(shown.removeprefix(outcome), "bold")
+            text.append(shown[len(outcome) :], "bold")
         else:
             text.append(f"\n{label}", "dim")
             text.append(shown, STYLES[outcome] if label.strip() == "Evidence" else "")

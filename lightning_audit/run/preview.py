@@ -271,10 +271,9 @@ def preview_of(
         counted.shown(sessions, last=True)
     rates = {one.monitor.history[-1].sample_rate for one in sessions if one.monitor.steps}
     timed = times[_WARM:STEPS]
-    found, root = _found(report), report.verdict.root
-    if warned:  # a copy does not stop at the claim, as the training would
-        spent = [one for one in found if one.startswith(f"{ACCOUNTING.name}:")]
-        found = [one for one in found if one not in spent]
+    # These steps do not stop at the claim, as the training would.
+    found, root = _found(report, but=ACCOUNTING.name if warned else ""), report.verdict.root
+    if warned:
         root = None if root and root.finding == ACCOUNTING.name else root
         if not stops or (report.settings["claim"] or {}).get("sampling") == "shuffled":
             found, warned = [*found, f"{ACCOUNTING.name}: {warned}"], ""
@@ -300,10 +299,11 @@ def preview_of(
     )
 
 
-def _found(report: AuditReport) -> list[str]:
-    """Return the violated checks that follow from no other one, the root cause first."""
+def _found(report: AuditReport, but: str) -> list[str]:
+    """Return the violated checks that follow from no other one, the root cause first, but one."""
     faults = [fault.finding for fault in report.verdict.faults]
-    own = [c for c in report.checks if c.status == "violated" and not c.follows_from]
+    violated = [c for c in report.checks if c.status == "violated" and c.name != but]
+    own = [c for c in violated if not c.follows_from]
     return [f"{c.name}: {c.message}" for c in sorted(own, key=lambda c: faults.index(c.name))]
 
 

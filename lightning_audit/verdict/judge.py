@@ -338,7 +338,8 @@ def too_many_lost(lost: int, steps: int) -> bool:
 
 def _of_steps(seen: OptimizerSeen, resolution: Resolution) -> Iterator[str]:
     yield from seen.pass_blockers
-    if too_many_lost(seen.lost_steps, seen.steps) and not seen.lost_explained:
+    explained = seen.lost_explained and seen.pass_blockers
+    if too_many_lost(seen.lost_steps, seen.steps) and not explained:
         yield (
             f"{seen.lost_steps} of {seen.steps} steps were lost to failed injections or "
             "non-finite gradients; look for NaN or Inf in the training"

@@ -127,6 +127,15 @@ def test_a_reason_stays_with_its_question():
     assert result(log, "replay.clipping").status == "ok"
 
 
+@pytest.mark.parametrize("leaks", [True, False])
+def test_what_leaks_into_weights_is_of_the_largest_finding(leaks):
+    log, found = ExaminationLog(), Finding("the state, without a record", 0.5, 0.0)
+    assert not log.leaks_into_weights
+    largest = Finding("the state, without a record", 0.7, 0.0, in_weights=leaks)
+    log.take(0, {"replay.release": Answer(2, (found, largest))})
+    assert log.leaks_into_weights == leaks
+
+
 def test_a_microbatch_that_shares_a_clip_is_said():
     log = ExaminationLog()
     log.take(0, {"replay.clipping": Answer(reason=Reason.OTHER_ROWS)})

@@ -306,6 +306,11 @@ def test_the_step_says_why_it_cannot_be_run_again():
     sure = LoopStep(None, [], "32-true", [], lambda batch: None)
     assert sure.obstacle() == ""
     assert sure.doubt(why := "the batch makes no step", False) == why
+    assert step.doubt(why, True) == why
+    assert (
+        step.doubt(why, False)
+        == f"{step.obstacle().removesuffix('; pass step=')} ({why}); pass step="
+    )
 
 
 def test_a_pass_returns_the_names_that_it_binds():

@@ -313,6 +313,7 @@ def test_exceptions_are_recorded(when, monkeypatch):
     answers = examined(user).answers
     assert all("RuntimeError" in answer.reason for answer in answers.values())
     assert not any("out of order" in answer.reason for answer in answers.values())
+    assert {answer.repeated for answer in answers.values()} == {when != "a replay"}
 
 
 @pytest.mark.parametrize(

@@ -412,6 +412,10 @@ def test_steps_without_a_gradient_are_not_said_to_be_lost_to_nan():
         seen = judging.seen_of(monitor, {}, 1000.0, said, lost_explained=True)
         found = judging.blockers_of_optimizer(seen, judging.Resolution())
         assert [one.sentence for one in found] == blockers
+        if dropped:  # an edited report that has the explanation no more
+            edited = dataclasses.replace(seen, pass_blockers=())
+            (lost,) = judging.blockers_of_optimizer(edited, judging.Resolution())
+            assert "10 of 60 steps were lost" in lost.sentence
 
 
 def test_noise_and_clipping_that_err_together_are_a_violation_that_loses_no_privacy():
