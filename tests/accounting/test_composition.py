@@ -34,12 +34,13 @@ DELTA = 1e-5
 #: Sample rate and steps of trainings.
 SAMPLED = [(0.01, 300), (0.04, 25), (0.002, 2000)]
 ONE = [1]
+SOME = [Phase(1.0, 0.01, 10)]
 
 
 @pytest.fixture
 def builds(monkeypatch):
     """The single-step distributions built in the test, starting from empty caches."""
-    from lightning_audit.accounting import composition, step_losses
+    from lightning_audit.accounting import step_losses
 
     build, built = step_losses.step_losses, []
 
@@ -100,19 +101,6 @@ def test_reference_noise_multipliers_of_claims(sigma, rate, steps, claimed, mu):
     assert epsilon(6e-6, 1e-3) < claimed < epsilon(-6e-6, 1e-3)
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize(("sigma", "rate", "steps", "by_grid", "finest"), TABLE[2:])
-def test_reference_epsilons_on_the_finest_grid(sigma, rate, steps, by_grid, finest):
-    epsilon = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5, grid=3e-5)
-    assert epsilon == pytest.approx(finest, abs=6e-7)
-
-
-def test_noise_a_fifth_too_small_doubles_the_claim():
-    # Reference: sigma .7512 claims 8, x0.8 spends 15.84.
-    epsilon = epsilon_of_history([Phase(0.8 * 0.7512, 0.00512, 20_000)], 1e-5, grid=5e-4)
-    assert epsilon == pytest.approx(15.84, abs=0.02)
-
-
 def test_full_batches_compose_exactly():
     # The references are 33.103748 and 33.103733 on grids of 1e-3 and 1e-4.
     assert epsilon_of_history([Phase(2.0, 1.0, 100)], 1e-5) == pytest.approx(33.103733, abs=1e-6)
@@ -123,22 +111,6 @@ def test_full_batches_compose_exactly():
 def test_nearly_full_batches_agree_with_the_exact_composition():
     sampled = epsilon_of_history([Phase(2.0, 1 - 1e-9, 100)], 1e-5, grid=1e-3)
     assert sampled == pytest.approx(gaussian_epsilon(5.0, 1e-5), rel=1e-6)
-
-
-def test_agrees_with_quadrature_of_a_single_step():
-    # Naive twin: one step's privacy curve by summing the densities (remove, then add).
-    sigma, rate, delta = 0.8, 0.2, 1e-3
-    x = np.linspace(-12 * sigma, 1 + 12 * sigma, 400_001)
-    without = np.exp(-0.5 * (x / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
-    shifted = np.exp(-0.5 * ((x - 1) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
-    within = (1 - rate) * without + rate * shifted
-    epsilon = epsilon_of_history([Phase(sigma, rate, 1)], delta, grid=1e-4)
-    width = x[1] - x[0]
-    spent = max(
-        np.maximum(p - math.exp(epsilon) * q, 0).sum() * width
-        for p, q in ((within, without), (without, within))
-    )
-    assert spent == pytest.approx(delta, rel=1e-3)
 
 
 # Replaced records.
@@ -159,18 +131,6 @@ def test_a_replaced_record_of_full_batches_is_twice_the_shift():
     nearly = [Phase(2.0, 1 - 1e-9, 100)]
     sampled = epsilon_of_history(nearly, 1e-5, adjacency="replace_one", grid=1e-3)
     assert sampled == pytest.approx(epsilon, rel=1e-6)
-
-
-@pytest.mark.parametrize("history", [[Phase(1.0, 0.01, 1000)], [Phase(0.7, 0.1, 10)]])
-def test_replacing_costs_more_than_removing_and_at_most_removing_and_adding(history):
-    delta = 1e-5
-    replaced = epsilon_of_history(history, delta, adjacency="replace_one")
-    assert replaced > epsilon_of_history(history, delta)
-    # Removing, then adding: (epsilon, delta') twice is (2 epsilon, (1 + e^epsilon) delta').
-    for share in (1e-6, 1e-7, 1e-8):
-        removed = epsilon_of_history(history, share)
-        if (1 + math.exp(removed)) * share <= delta:
-            assert replaced <= 2 * removed
 
 
 def test_a_replaced_record_at_a_tiny_delta_has_the_bound_without_subsampling():
@@ -261,11 +221,6 @@ def test_order_of_calls_does_not_matter():
     assert results[0] == results[1]
 
 
-def test_caches_are_bounded():
-    assert composition._single_step.cache_info().maxsize is not None
-    assert composition._sufficient_grid.cache_info().maxsize is not None
-
-
 def test_nothing_spends_nothing_and_a_step_without_noise_everything():
     assert epsilon_of_history([], 1e-5) == 0.0
     assert epsilon_of_history([Phase(0.0, 0.01, 1)], 1e-5) == math.inf
@@ -281,34 +236,6 @@ def test_splitting_and_reordering_change_nothing():
     assert swapped == pytest.approx(epsilon_of_history(whole, 1e-5), rel=1e-9)
 
 
-def test_epsilon_rises_with_steps_and_rate_and_falls_with_noise_and_delta():
-    def epsilon(sigma=1.0, rate=0.01, steps=500, delta=1e-5):
-        return epsilon_of_history([Phase(sigma, rate, steps)], delta, grid=1e-3)
-
-    assert epsilon(steps=499) < epsilon() < epsilon(steps=501)
-    assert epsilon(rate=0.009) < epsilon() < epsilon(rate=0.011)
-    assert epsilon(sigma=1.1) < epsilon() < epsilon(sigma=0.9)
-    assert epsilon(delta=1e-4) < epsilon() < epsilon(delta=1e-6)
-
-
-def test_another_phase_spends_more_than_either_and_less_than_both():
-    first, second = [Phase(1.0, 0.01, 500)], [Phase(0.8, 0.02, 100)]
-    both = epsilon_of_history(first + second, 1e-5, grid=1e-3)
-    alone = [epsilon_of_history(history, 0.5e-5, grid=1e-3) for history in (first, second)]
-    assert max(epsilon_of_history(h, 1e-5, grid=1e-3) for h in (first, second)) < both < sum(alone)
-
-
-# Buckets and compression.
-@pytest.mark.heavy
-def test_a_schedule_of_many_noise_multipliers_is_spent_to_half_a_percent():
-    history = [Phase(2.0 * 0.98**step, 0.1, 1) for step in range(60)]
-    short = compress(history, max_phases=12, rounding="mean")
-    assert len(short) <= 12
-    exact = epsilon_of_history(history, 1e-5, grid=1e-3)
-    assert epsilon_of_history(short, 1e-5, grid=1e-3) == pytest.approx(exact, rel=5e-3)
-    assert epsilon_of_history(compress(history), 1e-5, grid=1e-3) <= exact
-
-
 def test_compressing_lowers_epsilon_by_at_most_two_percent_of_noise():
     history = [Phase(1 + 0.003 * i, 0.01, 50) for i in range(10)]
     exact = epsilon_of_history(history, 1e-5, grid=1e-3)
@@ -317,17 +244,8 @@ def test_compressing_lowers_epsilon_by_at_most_two_percent_of_noise():
     assert epsilon_of_history(widened, 1e-5, grid=1e-3) <= short <= exact
 
 
-# Arguments and imports.
-
-
 @pytest.mark.parametrize(
-    "history",
-    [
-        [Phase(1.0, 0.01, 1000)],
-        [Phase(0.7, 0.05, 300)],
-        [Phase(1.0, 0.001, 100)],
-        [Phase(1.0, 0.01, 300), Phase(0.8, 0.04, 200)],
-    ],
+    "history", [[Phase(1.0, 0.01, 1000)], [Phase(1.0, 0.01, 300), Phase(0.8, 0.04, 200)]]
 )
 def test_a_lower_bound_lies_below_what_a_fine_grid_gives_and_near_it(history):
     # A finer grid overstates less, so that its epsilon is the nearest known one from above.
@@ -374,7 +292,7 @@ def test_the_same_steps_on_another_grid_do_not_exceed_themselves():
 @pytest.mark.parametrize(
     ("mechanism", "target"),
     # rdp has no noise multiplier for a target below about .3 at this delta, and says so.
-    [*(("prv", target) for target in (0.01, 0.05, 0.1, 0.5, 2.0)), ("rdp", 0.5), ("rdp", 2.0)],
+    [("prv", 0.01), ("prv", 0.1), ("prv", 2.0), ("rdp", 0.5)],
 )
 def test_noise_that_opacus_finds_for_a_target_exceeds_neither_it_nor_what_opacus_reports(
     mechanism, target, rate, steps
@@ -389,7 +307,7 @@ def test_noise_that_opacus_finds_for_a_target_exceeds_neither_it_nor_what_opacus
 
 
 @pytest.mark.filterwarnings("ignore:Optimal order", "ignore:GDP accounting")
-@pytest.mark.parametrize("target", [0.01, 0.05, 0.1, 0.5])
+@pytest.mark.parametrize("target", [0.01, 0.5])
 @pytest.mark.parametrize(("rate", "steps"), SAMPLED)
 def test_an_exact_small_epsilon_is_kept_on_the_grid_that_is_chosen(target, rate, steps):
     # prv adds .01 to the truth.
@@ -417,15 +335,6 @@ def test_the_gdp_accountant_reports_less_than_the_truth_and_its_claim_is_exceede
 
 
 # --- The epsilon of passes over shuffled batches: that of steps on all records.
-@pytest.mark.parametrize("sigma", [0.6, 1.0, 3.0])
-@pytest.mark.parametrize("passes", [1, 7, 100])
-def test_delta_at_the_epsilon_is_that_of_the_gaussian_mechanism(sigma, passes):
-    epsilon = epsilon_of_passes(sigma, passes, DELTA)
-    mu = math.sqrt(passes) / sigma
-    delta = ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
-    assert delta == pytest.approx(DELTA, rel=1e-4)
-
-
 def test_it_is_the_composition_of_steps_on_all_records_and_more_than_that_of_poisson_ones():
     for adjacency in ("add_remove", "replace_one"):
         found = epsilon_of_passes(1.0, 5, DELTA, adjacency)
@@ -560,14 +469,6 @@ def test_no_steps_show_nothing_and_no_noise_shows_all():
     assert (total_variation([]), total_variation([Phase(0.0, 0.1, 1)])) == (0, 1)
 
 
-def test_it_grows_with_steps_and_rate_and_falls_with_noise():
-    base = total_variation([Phase(1.0, 0.05, 100)])
-    assert total_variation([Phase(1.0, 0.05, 200)]) > base
-    assert total_variation([Phase(1.0, 0.1, 100)]) > base
-    assert total_variation([Phase(1.2, 0.05, 100)]) < base
-    assert base < total_variation([Phase(1.0, 1.0, 100)])
-
-
 def test_a_history_that_no_grid_resolves_is_bounded_by_full_batches():
     phase = Phase(1.0, 1e-4, 20_000_000)
     assert total_variation([phase]) == total_variation([Phase(1.0, 1.0, 20_000_000)])
@@ -582,18 +483,20 @@ test_bad_arguments_are_refused = refusals(
         "contradicts noise_coefficients",
     ),
     (
-        lambda: epsilon_of_history([Phase(1.0, 0.01, 10)], 1e-5, adjacency="zero"),
-        r"adjacency='zero' must be one of \['add_remove', 're",
+        lambda: epsilon_of_history(SOME, DELTA, adjacency="zero"),
+        r"adjacency='zero' must be one of \['",
     ),
+    (lambda: epsilon_of_history(SOME, DELTA, items=1.5), r"^items=1\.5"),
+    (lambda: epsilon_of_history(SOME, DELTA, items=True), "^items=True"),
+    (lambda: noise_for_attack(0.01, 0.05, 0.01, 10), r"tpr=0\.01 must exceed fpr=0\.05"),
+    (lambda: noise_for_attack(1.0, 0.05, 0.01, 10), r"tpr=1\.0 must be in \(0, 1\)"),
+    (lambda: noise_for_attack(0.05, 0.0, 0.01, 10), r"fpr=0\.0 must be in \(0, 1\)"),
+    (lambda: noise_for_attack(0.01 + 1e-9, 0.01, 0.01, 10), "so close to fpr"),
     (lambda: Phase(-1.0, 0.1, 1), r"noise_multiplier=-1\.0 must be a finite number >= 0"),
-    (lambda: Phase(math.nan, 0.1, 1), "noise_multiplier=nan must be"),
     (lambda: Phase(1.0, 0.0, 1), r"sample_rate=0\.0 must be in \(0, 1\]; use 1\.0 for full"),
-    (lambda: Phase(1.0, 1.5, 1), r"sample_rate=1\.5 must be"),
     (lambda: Phase(1.0, 0.1, 0), "steps=0 must be a whole number >= 1; leave out phases"),
-    (lambda: Phase(1.0, 0.1, 2.0), r"steps=2\.0 must be a whole number"),
     (lambda: epsilon_of_history([], 0.0), r"delta=0\.0 must be in \(0, 1\); such as 1e-5"),
     (lambda: epsilon_of_history([], 1e-5, grid=0.0), r"grid=0\.0 must be a finite number > 0"),
-    (lambda: bucket_up(-1.0), r"sigma=-1\.0 must be"),
     (lambda: bucket_up(1.0, 1.0), r"ratio=1\.0 must be a finite number > 1; use 1\.02"),
     (lambda: compress([], max_phases=0), "max_phases=0 must be a whole number >= 1"),
     (lambda: total_variation([Phase(1.0, None, 5)]), "sample_rate=None"),
@@ -616,20 +519,6 @@ def test_the_noise_for_an_attack_is_the_least_that_allows_it():
     assert ndtr(mu + special.ndtri(0.01)) == pytest.approx(0.05, rel=0.1)
     assert attack_tpr([Phase(sigma, 0.1, 50)], 0.01) <= 0.05
     assert attack_tpr([Phase(0.99 * sigma, 0.1, 50)], 0.01) > 0.05
-
-
-@pytest.mark.parametrize(
-    ("tpr", "fpr", "message"),
-    [
-        (0.01, 0.05, r"tpr=0\.01 must exceed fpr=0\.05"),
-        (1.0, 0.05, r"tpr=1\.0 must be in \(0, 1\)"),
-        (0.05, 0.0, r"fpr=0\.0 must be in \(0, 1\)"),
-        (0.01 + 1e-9, 0.01, "so close to fpr"),
-    ],
-)
-def test_attacks_that_no_noise_gives_are_refused(tpr, fpr, message):
-    with pytest.raises(ValueError, match=message):
-        noise_for_attack(tpr, fpr, 0.01, 10)
 
 
 # --- Records of several items.
@@ -678,9 +567,3 @@ def test_without_a_grid_a_group_has_the_unsampled_epsilon():
     history = [Phase(1.0, 0.5, 10)]
     tiny = epsilon_of_history(history, 1e-13, items=2)
     assert tiny == gaussian_epsilon(2 * math.sqrt(10.0), 1e-13)
-
-
-@pytest.mark.parametrize("items", [0, 1.5, True, None])
-def test_a_number_of_items_that_is_none_is_refused(items):
-    with pytest.raises(ValueError, match=r"^items="):
-        epsilon_of_history([Phase(1.0, 0.1, 1)], DELTA, items=items)

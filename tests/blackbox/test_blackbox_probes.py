@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from clippings import CORRECT, FAULTY, Sum, clipped, clipped_sum, noisy, of_integers, on_a_lattice
+from clippings import CORRECT, Sum, clipped, clipped_sum, noisy, of_integers, on_a_lattice
 from privatizer import BATCH, NORM, SHAPES, SIGMA, Privatizer, audit
 from stages import staged
 
@@ -62,6 +62,7 @@ def test_sizes_are_exact():
 
 
 @pytest.mark.heavy
+@pytest.mark.heavy_one_in(6)
 @pytest.mark.parametrize("make", [on_a_lattice, of_integers])
 @pytest.mark.parametrize("step", [0.02, 0.1, 0.3])
 def test_on_a_lattice_steps_are_no_shift_and_one_twice_too_large_is_found(make, step):
@@ -139,13 +140,6 @@ def test_a_function_goes_on_from_trial_to_trial():
     assert 0 < len(found.found) < 0.4 * len(found.sizes)
 
 
-def test_clipping_by_chance_is_found():
-    def total(rows: torch.Tensor) -> torch.Tensor:
-        return rows.sum(0) if torch.rand(()) < 0.2 else clipped_sum(rows)
-
-    assert 0 < len(reading(noisy(total)).found) < 12
-
-
 def test_noise_that_is_drawn_anew_now_and_then_is_no_shift():
     count = itertools.count()
 
@@ -175,11 +169,6 @@ def test_draws_seen_that_follow_the_gradients_are_no_shift_of_theirs():
     assert "its random numbers depend on the gradients" in reading(privatize).reason
     torch.manual_seed(0)
     assert audit(privatize, calls=120).passed
-
-
-def test_a_line_says_what_was_found():
-    line = reading(noisy(FAULTY["first row not clipped"])).describe()
-    assert line.startswith("a single gradient moves the release by 1e+03 times C (")
 
 
 # --- Calls of a function under equal random numbers, wherever these come from.
@@ -272,12 +261,8 @@ def released(privatize, divisor: float = 1.0) -> Released:
 @pytest.mark.parametrize(
     ("privatize", "message"),
     [
-        (
-            lambda g: 1 / 0,
-            r"privatize\(per_sample_grads\) raised ZeroDivisionError: .* \(call 1, ",
-        ),
+        (lambda g: 1 / 0, r"privatize\(per_sample_grads\) raised ZeroDivisionError: .* \(call 1, "),
         (lambda g: g, r"returned shapes \[\(32, 4, 3\), \(32, 5\)\], must be \[\(4, 3\), \(5,\)\]"),
-        (lambda g: [x.sum(0) / 0 for x in g], "returned numbers that are not finite .* norms 0 to"),
         (
             lambda g: [x.mean(0) + torch.randn(x.shape[1:]) / (x.norm() < 5) for x in g],
             "not finite .* 32 gradients of norms 0 to 2e.03",
@@ -319,19 +304,6 @@ def test_correct_clipping_and_noise_read_the_claim():
     assert noise.tensors == pytest.approx([1, 1], abs=4 / math.sqrt(2 * 400 * 5))
     assert (noise.ratio_repeated, noise.ratio_shared) == pytest.approx((1, 1), abs=0.1)
     assert max(noise.log_e, noise.log_e_repeated, noise.log_e_shared) < 5
-
-
-def test_each_reading_shows_its_own_fault():
-    shift, noise = read("no clipping")
-    assert shift.shift == pytest.approx(1000, rel=0.01)
-    assert shift.log_e > 20 > 5 > noise.log_e
-    noise = read("no noise on biases")[1]
-    assert noise.tensors == pytest.approx([1, 0], abs=0.1)
-    assert noise.log_e > 20
-    seeded, shared = (read(fault)[1] for fault in ("seeded noise", "shared noise"))
-    assert seeded.ratio_repeated == 0 < seeded.ratio
-    assert shared.ratio_shared < 0.4 < shared.ratio
-    assert min(seeded.log_e_repeated, shared.log_e_shared) > 20
 
 
 def test_the_error_of_the_noise_is_that_of_a_standard_deviation_of_as_many_numbers():

@@ -6,24 +6,16 @@ from places import DOCS
 from refused_arguments import refused
 from refused_calls import refused_changes
 from scipy import stats
-from stages import staged
 
 from lightning_audit.stats.attack_strength import (
     GridDistribution,
     StrengthPosterior,
-    at_zero,
     attack_counts,
     attack_strength_posterior,
     attack_vector,
-    changes,
     epsilon_posterior_at_strength,
-    equidistributed,
     known_strength,
     prior_variance,
-    refined,
-    row_integrals,
-    searched,
-    strength_prior,
 )
 
 sys.path.append(str(DOCS / "figures"))
@@ -59,60 +51,11 @@ test_bad_arguments_are_named = refused_changes(
 )
 
 
-def test_the_log_prior_of_the_strength_is_that_of_beta_up_to_a_constant():
-    s = np.array([0.1, 0.5, 0.8])
-    assert strength_prior((1, 1))(s).tolist() == [0.0] * 3
-    assert strength_prior((3.0, 2.0))(s) == pytest.approx(np.log(s**2 * (1 - s)))
-
-
 def test_numbers_become_a_vector_of_one_attack():
     assert attack_vector(attack_counts(1, 10, 2, 20)).tp.tolist() == [9]
     assert (prior_variance(10), known_strength(0)) == (10.0, 0.0)
     with pytest.raises(ValueError, match=r"strength=1 must be in \(0, 1\); 0 is allowed as well"):
         known_strength(1)
-
-
-def bump(levels: np.ndarray) -> np.ndarray:
-    """Density of eps and s eps, independent but for s < 1: around 3 and 1."""
-    return np.tril(np.outer(stats.norm(3.0, 0.05).pdf(levels), stats.norm(1.0, 0.1).pdf(levels)))
-
-
-def test_levels_gather_where_the_density_changes_and_keep_their_ends():
-    points = np.linspace(0.0, 10.0, 201)
-    found = equidistributed(points, changes(points, stats.norm(3.0, 0.05).pdf(points)), 101)
-    assert (found[0], found[-1], found.size) == (0.0, 10.0, 101)
-    assert (np.diff(found) > 0).all()
-    assert np.mean(np.abs(found - 3.0) < 0.3) > 0.7
-
-
-def test_rounds_find_a_narrow_density_and_where_it_is_negligible():
-    levels, support = searched(lambda levels, support: bump(levels), 10.0, 4, 40, 120)
-    assert levels.size == 120
-    assert np.mean(np.abs(levels - 3.0) < 0.5) > 0.25
-    assert np.mean(np.abs(levels - 1.0) < 1.0) > 0.25
-    # What is not negligible lies within eight standard deviations, and the support around it.
-    assert 1.0 < support.epsilon < 2.6
-    assert 1.8 < support.inner < 4.0
-
-
-def test_refining_keeps_the_ends_of_the_levels():
-    levels, support = refined(np.linspace(0, 10, 50), bump(np.linspace(0, 10, 50)), 30)
-    assert (levels[0], levels[-1], levels.size) == (0.0, 10.0, 30)
-    assert support.epsilon < 3.0
-    assert support.inner > 1.0
-
-
-def test_rows_are_integrated_up_to_their_own_level():
-    rows = row_integrals(np.array([0.0, 1.0, 2.0, 4.0]), np.tril(np.ones((4, 4))))
-    assert rows[2] == pytest.approx([0.0, 1.0, 2.0, 2.0])
-    assert rows[3] == pytest.approx([0.0, 1.0, 2.0, 4.0])
-    # At eps = 0 it is extrapolated: from 1 and 2 at the levels 1 and 2 to 0.
-    assert rows[0] == pytest.approx([0.0] * 4)
-
-
-@pytest.mark.parametrize(("value", "slope", "at"), [(2.0, 1.0, 2.5), (1.0, 9.0, 0), (1.0, -9.0, 2)])
-def test_a_density_is_extrapolated_to_zero_within_bounds(value, slope, at):
-    assert at_zero(np.array([0.0, 1.0, 3.0]), value, slope) == at
 
 
 @pytest.fixture(scope="module")
@@ -134,14 +77,6 @@ def test_strong_attacks_are_reproduced(strong):
     assert epsilon.interval(0.1) == pytest.approx((2.6948, 3.5233), abs=4e-4)
     assert cut.strength.mean == pytest.approx(0.69957, abs=2e-4)
     assert cut.strength.interval(0.1) == pytest.approx((0.5680, 0.7953), abs=4e-4)
-
-
-def test_prior_of_the_published_code_is_reproduced(strong):
-    eps = np.maximum(strong.levels, 1e-9)
-    other = reweighted(strong, np.where(strong.levels > 0, np.exp(-(eps**2) / 20) / eps, 0.0))
-    assert other.epsilon.mean == pytest.approx(2.9484, abs=1e-4)
-    assert other.epsilon.interval(0.1) == pytest.approx((2.6834, 3.3604), abs=6e-4)
-    assert other.strength.mean == pytest.approx(0.71013, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -198,59 +133,8 @@ def test_without_challenges_the_posterior_is_the_prior():
     assert posterior.strength.interval(0.1) == pytest.approx((0.05, 0.95), abs=1e-3)
 
 
-def test_errors_of_either_kind_count_alike():
-    errors = [30, 10], [5, 20]
-    one, other = (
-        attack_strength_posterior(attack_counts(fn, 100, fp, 100), 1e-5).epsilon.interval(0.1)
-        for fn, fp in (errors, errors[::-1])
-    )
-    assert one == pytest.approx(other, rel=1e-6)
-
-
-@pytest.mark.heavy
-def test_more_attacks_narrow_the_interval():
-    widths = []
-    for n in (1, 3, 8):
-        fn, fp = [15 + i for i in range(n)], [30 - i for i in range(n)]
-        posterior = attack_strength_posterior(attack_counts(fn, 100, fp, 100), 1e-5)
-        widths.append(np.diff(posterior.epsilon.interval(0.1))[0])
-    assert widths == sorted(widths, reverse=True)
-
-
-# The heavy stage has the first draws of the nightly's; 200 draws of this seed give p = .12 and .39.
-@pytest.mark.parametrize("runs", staged(heavy=[15], nightly=[60]))
-def test_the_interval_holds_its_level_averaged_over_the_prior(runs):
-    rng, ranks = np.random.default_rng(2026), []
-    for _ in range(runs):
-        epsilon, s = abs(rng.normal(0, np.sqrt(10))), rng.random()
-        x, y = rng.random((2, 1_000_000))
-        # Smallest epsilon of each pair of rates, for delta = 0.
-        with np.errstate(divide="ignore"):
-            logs = [np.log((1 - x) / y), np.log((1 - y) / x), np.log(x / (1 - y))]
-            leak = np.maximum.reduce([*logs, np.log(y / (1 - x))])
-        chosen = np.flatnonzero((leak > s * epsilon) & (leak <= epsilon))[:3]
-        if chosen.size < 3:
-            pytest.fail("too few pairs of rates to draw attacks from")
-        fp, fn = rng.binomial(200, x[chosen]), rng.binomial(200, y[chosen])
-        posterior = attack_strength_posterior(attack_counts(fn, 200, fp, 200), 0.0)
-        ranks.append((posterior.epsilon.cdf(epsilon), posterior.strength.cdf(s)))
-    for rank in np.array(ranks).T:
-        assert stats.kstest(rank, "uniform").pvalue > 0.01
-
-
 def test_the_published_chain_samples_the_same_posterior():
     posterior = attack_strength_posterior(WEAK, 0.01)
     samples = sample_attack_strength(WEAK, 0.01, 8000, np.random.default_rng(3))[1000:]
     assert np.mean(posterior.epsilon.cdf(samples[:, 0])) == pytest.approx(0.5, abs=0.12)
     assert np.mean(posterior.strength.cdf(samples[:, 1])) == pytest.approx(0.5, abs=0.12)
-
-
-def test_a_chain_is_a_function_of_its_source_and_stays_where_the_prior_is():
-    one, other, longer = (
-        sample_attack_strength(WEAK, 0.01, n, np.random.default_rng(5), steps=(0.1, 0.9))
-        for n in (40, 40, 60)
-    )
-    assert one.shape == (40, 2)
-    assert (one == other).all()
-    assert (one == longer[:40]).all()
-    assert ((longer[:, 0] > 0) & (longer[:, 1] > 0) & (longer[:, 1] < 1)).all()

@@ -470,13 +470,6 @@ def noise(rows: int, columns: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, columns))
 
 
-def test_size_and_direction_do_not_matter():
-    thin = noise(40, 2) @ noise(2, 30, 1)
-    for factor in (1e-12, -3.0, 1e12):
-        assert low_rank_log_e(factor * thin) == pytest.approx(low_rank_log_e(thin))
-    assert low_rank_log_e(thin.T) == pytest.approx(low_rank_log_e(thin))
-
-
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_noise_of_low_rank_is_seen(rank):
     assert low_rank_log_e(noise(64, rank) @ noise(rank, 64, 1)) > 14.0
@@ -489,13 +482,6 @@ def test_noise_of_one_size_keeps_the_mean_at_most_one(shape, size):
     e = [math.exp(low_rank_log_e(size * noise(*shape, seed))) for seed in range(400)]
     assert np.mean(e) <= 1.0
     assert max(e) < 20.0
-
-
-def test_the_largest_singular_value_of_noise_keeps_to_its_bound():
-    rows, columns, t = 12, 25, 1.0
-    edge = math.sqrt(rows) + math.sqrt(columns) + t
-    above = np.mean([np.linalg.norm(noise(rows, columns, s), 2) > edge for s in range(2000)])
-    assert above <= math.exp(-0.5 * t**2)
 
 
 # --- Products of independent symmetric numbers: an e-value by hand, its laws, and its level.
@@ -517,14 +503,6 @@ def by_hand(products: np.ndarray) -> float:
 def test_it_is_the_mixture_that_it_says(seed):
     products = np.random.default_rng(seed).normal(0.2, 1.0, 30)
     assert float(product_log_e(products)) == pytest.approx(by_hand(products), abs=1e-6)
-
-
-def test_neither_size_nor_sign_matters():
-    products = np.random.default_rng(0).normal(0.3, 1.0, 50)
-    for factor in (1e-9, -1.0, 1e9):
-        assert product_log_e(factor * products) == pytest.approx(product_log_e(products))
-    assert product_log_e(np.zeros(4)) == 0.0
-    assert product_log_e(np.zeros((3, 0))).tolist() == [0.0] * 3
 
 
 def symmetric(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -582,15 +560,6 @@ def together_by_hand(draws: np.ndarray) -> float:
 def test_draws_that_go_together_are_weighed_as_by_hand(seed):
     draws = np.random.default_rng(seed).normal(size=(5, 30))
     assert together_log_e(draws) == pytest.approx(together_by_hand(draws), abs=1e-9)
-
-
-def test_order_and_signs_of_entries_and_sizes_of_draws_do_not_matter():
-    rng = np.random.default_rng(4)
-    draws = rng.normal(size=(6, 50))
-    expected = together_log_e(draws)
-    assert together_log_e(draws[:, rng.permutation(50)]) == pytest.approx(expected)
-    assert together_log_e(draws * rng.choice([-1.0, 1.0], 50)) == pytest.approx(expected)
-    assert together_log_e(draws * rng.uniform(1e-6, 1e6, (6, 1))) == pytest.approx(expected)
     assert together_log_e(draws[:1]) == together_log_e(np.zeros((4, 7))) == 0.0
 
 

@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 import math
 import sys
@@ -7,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import DOCS
 from refused_arguments import refused
@@ -40,36 +39,10 @@ models = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, m
 few = st.lists(st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 1.0, 2.0, math.inf]), min_size=1)
 whole = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=15)
 clips = st.sampled_from([0.0, 1e-3, 0.1, 0.3])
-TRANSFORMS = [lambda x: x + 3.0, lambda x: 0.25 * x, np.exp, lambda x: x**3, np.arctan]
 
 
 def gaussian(mean: float, std: float = 1.0) -> GaussianMixture:
     return GaussianMixture((1.0,), (mean,), (std,))
-
-
-# The numbers of the paper's simulation, and those of known distributions.
-GAMMAS = [
-    ((5, 1), (5, 1), [0, 0, 0], [0, 0, 0]),
-    ((5, 1), (6, 1), [1.7193, 2.9609, 4.1377], [1.7176, 2.5403, 2.5403]),
-    ((5, 1), (10, 1), [5.1826, 9.2032, 12.9013], [5.1825, 9.2022, 12.8760]),
-    ((5, 1), (5, 1.5), [3.4644, 6.2824, 8.9374], [3.4641, 6.2635, 7.7019]),
-    ((5, 1), (5, 3), [6.1150, 11.6173, 16.8704], [6.1150, 11.6172, 16.8700]),
-]
-
-
-@pytest.mark.parametrize(("train", "population", "pure", "approximate"), GAMMAS)
-def test_known_gammas_have_the_reference_values(train, population, pure, approximate):
-    a, b = (stats.gamma(shape, scale=scale) for shape, scale in (train, population))
-    for delta, references in ((0, pure), (1e-5, approximate)):
-        for clip, expected in zip((1e-3, 1e-6, 1e-9), references, strict=True):
-            star = known_epsilon_star(a, b, delta, clip=clip)
-            assert expected - 6e-5 <= star.value <= expected + 1.6e-4
-    if train != population:
-        # For gammas of this order each ratio is the largest where its denominator is the clip.
-        low, high = b.ppf(1e-6), a.isf(1e-6)
-        exact = math.log(max(a.cdf(low), b.sf(high)) / 1e-6)
-        star = known_epsilon_star(a, b, 0, clip=1e-6)
-        assert star.value == pytest.approx(exact, rel=1e-9)
 
 
 def test_sampled_gammas_have_the_reference_values():
@@ -95,25 +68,6 @@ def test_sampled_gammas_have_the_reference_values():
     for shape, clip, truth in ((7, 1e-3, 2.972), (7, 1e-6, 5.087), (10, 1e-3, 5.183)):
         star = known_epsilon_star(stats.gamma(5), stats.gamma(shape), 1e-5, clip=clip)
         assert star.value == pytest.approx(truth, abs=6e-4)
-
-
-@pytest.mark.parametrize("method", [Empirical(1e-3), Parametric(1e-3)])
-def test_more_separation_raises_it(method):
-    rng = np.random.default_rng(3)
-    train, population = rng.normal(size=4000), rng.normal(size=4000)
-    stars = [epsilon_star(train - by, population, 1e-5, method) for by in (0, 1, 2, 3, -2)]
-    assert np.all(np.diff([star.value for star in stars[:4]]) > 0.5)
-    inequalities = {stars[2].inequality, stars[4].inequality}
-    assert inequalities & {"train_below", "population_above"}
-    assert inequalities & {"train_above", "population_below"}
-
-
-def test_order_of_the_losses_does_not_matter():
-    rng = np.random.default_rng(0)
-    train, population = rng.gamma(5, size=300), rng.gamma(7, size=200)
-    for method in (Empirical(1e-3), Parametric(1e-6), Parametric(1e-6, components=2)):
-        star = epsilon_star(train, population, 1e-5, method)
-        assert epsilon_star(train[::-1], rng.permutation(population), 1e-5, method) == star
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 0.01])
@@ -168,7 +122,7 @@ test_losses_without_a_fit_are_named = refused(
 
 
 @pytest.mark.parametrize("method", [Empirical, Parametric])
-@pytest.mark.parametrize("clip", [-1e-3, 0.5, 1, math.nan, math.inf, "0.1", True, None])
+@pytest.mark.parametrize("clip", [-1e-3, 0.5, math.nan, "0.1"])
 def test_a_clip_out_of_range_is_named(method, clip):
     with pytest.raises(ValueError, match=r"clip=.* must be .*; it is the smallest error rate"):
         method(clip)
@@ -210,15 +164,6 @@ def test_the_p_value_is_that_of_all_deals(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_leakage_has_the_smallest_p_value_there_is(method):
-    rng = np.random.default_rng(1)
-    found = null(rng.gamma(5, size=800), rng.gamma(10, size=500), method)
-    assert found.p_value == 1 / 100
-    assert found.value > found.quantile_95 > found.median > 0
-    assert found.permutations == 99
-
-
-@pytest.mark.parametrize("method", METHODS)
 def test_the_generator_alone_decides_the_deals(method):
     rng = np.random.default_rng(2)
     train, population = rng.gamma(5, size=50), rng.gamma(5, size=70)
@@ -253,14 +198,9 @@ test_arguments_out_of_range_are_refused = refusals(
         for method in (Empirical(1e-3), Parametric(1e-3))
         for *given, message in (
             ([], [1.0, 2.0], 0.0, r"losses_train=\[\] must hold at least one loss; evaluate"),
-            ([1.0, 2.0], [], 0.0, r"losses_population=\[\] must hold at least one loss"),
-            ([1, math.nan], [1, 2], 0.0, "losses_train holds nan.*1 of 2, the first at index 1"),
             ([1, 2], [math.nan, 2], 0, "losses_population holds nan.*1 of 2, the first at index 0"),
             ([[1, 2]], [1, 2], 0.0, r"losses_train has shape \(1, 2\), must be \[n\]; ravel"),
-            (1.0, [1.0, 2.0], 0.0, r"losses_train has shape \(\), must be \[n\]"),
             ([1.0, 2.0], [1.0, 3.0], 1.0, r"delta=1.0 must be in \(0, 1\); or 0 for pure DP"),
-            ([1.0, 2.0], [1.0, 3.0], -1e-5, "delta=-1e-05 must be"),
-            ([1.0, 2.0], [1.0, 3.0], math.nan, "delta=nan must be"),
         )
     ),
     *(
@@ -271,7 +211,6 @@ test_arguments_out_of_range_are_refused = refusals(
         for permutations in (0, -1, 1.5, True, math.nan)
     ),
     (lambda: null([math.nan], [2.0], Empirical(0.1)), "losses_train holds nan"),
-    (lambda: null([1.0], [], Empirical(0.1)), r"losses_population=\[\] must hold"),
     (lambda: null([1.0], [2.0, 3.0], Parametric(0.1)), "losses_train has 1 losses"),
     (lambda: null([1.0], [2.0], Empirical(0.1), delta=1), "delta=1 must be"),
     (lambda: Parametric(1e-6, components=0), "components=0 must be a whole number >= 1; 1 is a"),
@@ -359,17 +298,6 @@ def test_a_component_does_not_shrink_onto_equal_losses():
     assert sum(fitted.weights) == pytest.approx(1)
 
 
-def test_more_components_fit_better():
-    rng = np.random.default_rng(2)
-    train, population = np.exp(0.2 * two_gaussians(rng, 3000)), rng.gamma(5, 0.3, 3000)
-    one, two, five = (
-        epsilon_star(train, population, 1e-5, Parametric(1e-3, k)).fit for k in (1, 2, 5)
-    )
-    assert one.ks_train > 5 * two.ks_train > 5 * five.ks_train / 1.5
-    assert one.p_train < 1e-6
-    assert two.p_train > 0.05
-
-
 @pytest.mark.parametrize("n", [1, 7, 1000])
 def test_the_distance_and_its_p_value_are_those_of_kolmogorov_and_smirnov(n):
     values = np.random.default_rng(4).normal(0.1, 1, n)
@@ -396,18 +324,7 @@ test_a_mixture_that_is_none_is_named = refused(
     ((math.nan,), (0.0,), (1.0,), r"weights=\(nan,\) must be"),
     ((1.0,), (math.inf,), (1.0,), r"means=\(inf,\) must be finite"),
     ((1.0,), (0.0,), (0.0,), r"stds=\(0.0,\) must be finite numbers > 0"),
-    ((1.0,), (0.0,), (math.nan,), r"stds=\(nan,\) must be"),
 )
-
-
-@pytest.mark.heavy
-def test_p_values_of_the_fit_reject_gaussian_losses_less_often_than_they_say():
-    """The fit follows the losses: the p-values are too large, so that a small one counts."""
-    rng, p_values = np.random.default_rng(5), []
-    for _ in range(2000):
-        values = rng.normal(size=200)
-        p_values.append(kolmogorov_smirnov(values, fit("losses_train", values, 1))[1])
-    assert np.mean(np.array(p_values) <= 0.2) < 0.02
 
 
 # --- Epsilon* of known distributions: the paper's numbers, other forms, and the search for it.
@@ -448,6 +365,7 @@ def test_without_a_clip_gaussians_have_the_epsilon_of_gdp(mu, delta):
     assert not star.at_clip
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.floats(-3, 3), min_size=2, max_size=4),
     st.lists(st.floats(0.2, 3), min_size=2, max_size=4),
@@ -493,15 +411,6 @@ def test_without_delta_and_clip_only_the_same_tails_have_a_finite_value():
     assert star.value == pytest.approx(math.log(2), abs=1e-6)
 
 
-def test_disjoint_supports_are_limited_by_the_clip_alone():
-    train, population = stats.uniform(0, 1), stats.uniform(2, 1)
-    with np.errstate(divide="ignore"):
-        star = known_epsilon_star(train, population, 0.1, clip=0)
-        clipped = known_epsilon_star(train, population, 0.1, clip=1e-4)
-    assert star.value == math.inf
-    assert clipped.value == pytest.approx(math.log(0.9 / 1e-4))
-
-
 def beaten(model: tuple[int, int], by: tuple[float, float]) -> bool:
     return by[0] <= model[0] and by[1] >= model[1] and tuple(by) != tuple(model)
 
@@ -526,16 +435,6 @@ def test_the_convex_front_is_what_no_mixture_of_two_beats(models):
             # Left out of the plain front by a mixture, or equal to a model on it.
             equal = (mixtures[..., 0] <= model[0] + 1e-9) & (mixtures[..., 1] >= model[1] - 1e-9)
             assert equal.any()
-
-
-@given(models, st.booleans())
-def test_the_order_and_the_units_of_the_models_do_not_matter(models, convex):
-    cost, benefit = np.array(models, dtype=float).T
-    front = pareto_front(cost, benefit, convex=convex)
-    turned = len(models) - 1 - pareto_front(3 * cost[::-1] - 1, 2 * benefit[::-1], convex=convex)
-    assert [models[i] for i in front] == [models[i] for i in turned]
-    assert np.all(np.diff(cost[front]) > 0)
-    assert np.all(np.diff(benefit[front]) > 0)
 
 
 test_bad_models_are_named = refused(
@@ -568,19 +467,6 @@ def naive_ratios(train, population, delta: float, clip: float) -> dict[tuple[flo
     return found
 
 
-def paper_value(train, population, delta: float, clip: float) -> float:
-    """Thresholds with a rate outside of [clip, 1 - clip] are dropped, as published."""
-    best = 1.0
-    for t in {*train, *population}:
-        tpr = sum(loss <= t for loss in train) / len(train)
-        fpr = sum(loss <= t for loss in population) / len(population)
-        if not (clip <= fpr <= 1 - clip and clip <= tpr <= 1 - clip) or {0, 1} & {fpr, tpr}:
-            continue
-        best = max(best, (tpr - delta) / fpr, (1 - fpr - delta) / (1 - tpr))
-        best = max(best, (fpr - delta) / tpr, (1 - tpr - delta) / (1 - fpr))
-    return math.log(best)
-
-
 @given(few, few, deltas, clips)
 def test_the_empirical_value_is_the_largest_of_thresholds(train, population, delta, clip):
     star = empirical(train, population, delta, clip)
@@ -599,34 +485,12 @@ def test_the_empirical_value_is_the_largest_of_thresholds(train, population, del
     assert star.at_clip == (below <= max(clip, 1 / len(sizes.get(star.inequality, train))))
 
 
-@given(whole, whole, deltas, clips)
-def test_dropping_thresholds_as_published_never_gives_more(train, population, delta, clip):
-    least = paper_value(train, population, delta, clip)
-    assert empirical(train, population, delta, clip).value >= least - 1e-12
-
-
-def test_entire_separation_reads_the_log_of_the_sample_size_and_not_zero():
+def test_entire_separation_reads_the_log_of_the_sample_size():
     train, population = np.arange(200.0), 500 + np.arange(400.0)
     star = empirical(train, population)
     assert star.value == pytest.approx(math.log(400))
     assert (star.threshold, star.fpr, star.fnr, star.at_clip) == (199.0, 0.0, 0.0, True)
     assert empirical(train, population, 0.1, 0.01).value == pytest.approx(math.log(0.9 / 0.01))
-    assert paper_value(train, population, 0, 1e-3) == 0
-
-
-@given(whole, whole, deltas, clips, st.sampled_from(TRANSFORMS))
-def test_increasing_transforms_leave_the_value(train, population, delta, clip, transform):
-    before = empirical(train, population, delta, clip)
-    after = empirical(transform(np.array(train)), transform(np.array(population)), delta, clip)
-    at = None if before.threshold is None else float(transform(before.threshold))
-    assert after == dataclasses.replace(before, threshold=at)
-
-
-@given(whole, whole, deltas, clips)
-def test_turned_losses_and_exchanged_sides_leave_the_value(train, population, delta, clip):
-    value = empirical(train, population, delta, clip).value
-    assert empirical(-np.array(train), -np.array(population), delta, clip).value == value
-    assert empirical(population, train, delta, clip).value == value
 
 
 @given(whole, deltas, clips, st.randoms())
@@ -635,26 +499,6 @@ def test_identical_sides_read_zero(losses, delta, clip, random):
     assert empirical(losses, shuffled, delta, clip).value == 0
     if len(set(losses)) > 1:
         assert epsilon_star(losses, shuffled, delta, Parametric(clip)).value == 0
-
-
-@given(whole, whole, deltas, clips, st.integers(1, 5))
-def test_lower_training_losses_still_raise_it(train, population, delta, clip, shift):
-    before = empirical(train, population, delta, clip)
-    assume(before.inequality in ("train_below", "population_above"))
-    assert empirical(np.array(train) - shift, population, delta, clip).value >= before.value
-
-
-@given(whole, whole, st.sampled_from([(0.0, 0.05), (1e-5, 0.2)]))
-def test_more_delta_or_clip_never_raises_it(train, population, pair):
-    less, more = pair
-    value = empirical(train, population, less, less).value
-    assert empirical(train, population, more, less).value <= value
-    assert empirical(train, population, less, more).value <= value
-    values = [
-        epsilon_star_of_distributions(gaussian(0), gaussian(1.5, 2), delta, clip=clip).value
-        for delta, clip in ((less, less), (more, less), (more, more))
-    ]
-    assert sorted(values, reverse=True) == values
 
 
 def test_constant_losses_tell_nothing():

@@ -10,7 +10,6 @@ from refused_calls import refusals
 from scipy import optimize, special, stats
 
 from lightning_audit.stats.one_run import (
-    OneRunBound,
     OneRunScores,
     default_guesses,
     epsilon_one_run,
@@ -28,8 +27,7 @@ from lightning_audit.stats.tradeoff import (
 )
 
 few_values = st.lists(st.integers(0, 6).map(float), max_size=12)
-distinct = st.lists(st.integers(-50, 50).map(float), min_size=2, max_size=40, unique=True)
-CANARIES, DELTA = 400, 0.01
+CANARIES = 400
 RESPONSE_MU = float(-2 * special.ndtri(1 / (1 + math.e)))
 
 
@@ -46,9 +44,9 @@ sizes = vrm_up_to(9, 6, 30, least=1)
 # --- Scores of canaries from their coins, by mechanisms whose epsilon is known.
 
 
-def gaussian(rng: np.random.Generator, coins: np.ndarray, delta: float = 1e-5) -> np.ndarray:
-    """Epsilon 2 at the delta."""
-    return gaussian_mu(2.0, delta) * coins + rng.standard_normal(coins.shape)
+def gaussian(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
+    """Epsilon 2 at a delta of 1e-5."""
+    return gaussian_mu(2.0, 1e-5) * coins + rng.standard_normal(coins.shape)
 
 
 def response(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
@@ -120,74 +118,6 @@ def test_guesses_are_those_that_a_count_by_hand_finds(inside, outside, unscored,
 
 
 @every_bound
-@given(distinct, st.randoms(use_true_random=False), st.integers(0, 20))
-def test_who_turns_coins_and_scores_round_proves_the_same(bound, scores, random, unscored):
-    coins = [random.random() < 1 / (1 + math.exp(-s / 10)) for s in scores]
-    inside = np.array([s for s, coin in zip(scores, coins, strict=True) if coin])
-    outside = np.array([s for s, coin in zip(scores, coins, strict=True) if not coin])
-    ways = {"guesses": [r for r in (2, 8, 20) if r <= len(scores)], "unscored": unscored}
-    assert bound(inside, outside, **ways) == bound(-outside, -inside, **ways)
-
-
-@every_bound
-def test_only_the_order_of_the_scores_counts(bound):
-    rng = np.random.default_rng(1)
-    inside, outside = 2 + rng.standard_normal(60), rng.standard_normal(70)
-    for sides in ("both", "in"):
-        found = bound(inside, outside, guesses=[40, 10], sides=sides)
-        assert bound(np.exp(inside), np.exp(outside), guesses=[40, 10], sides=sides) == found
-
-
-@every_bound
-def test_of_an_odd_number_of_guesses_one_more_is_in(bound):
-    scores = [4.0, 3.0], [2.0, 1.0, 0.0]
-    assert bound(*scores, guesses=[3]).correct == 3  # 4 and 3 in, 0 out
-    assert bound(*scores, guesses=[5]).correct == 4  # 2 is guessed in as well
-    assert bound(*scores, guesses=[3], sides="in").correct == 2
-    assert bound([1.0], [], guesses=[1]).correct == 1
-
-
-@every_bound
-def test_a_tie_across_either_boundary_is_guessed_by_nobody_and_counts_as_wrong(bound):
-    inside, outside = [3.0] * 30 + [1.0] * 10, [1.0] * 10 + [0.0] * 30
-    found = bound(inside, outside, guesses=[70])
-    assert (found.guesses, found.correct) == (60, 60)
-    # Ten whose guess is wrong cost as much.
-    wrong = [3.0] * 30 + [-1.0] * 5, [4.0] * 5 + [0.0] * 30
-    assert found.value == bound(*wrong, guesses=[70], unscored=10).value > 0
-    # Where all are guessed, the two boundaries meet, and a tie across them is still no guess.
-    assert bound(inside, outside, guesses=[80]).guesses == 60
-    assert bound([1.0] * 50, [1.0] * 50, guesses=[100]).value == 0.0
-
-
-@every_bound
-def test_canaries_without_a_score_are_never_guessed_and_none_is_guessed_both_ways(bound):
-    scores = [1.0 + k for k in range(20)], [-1.0 - k for k in range(20)]
-    found = bound(*scores, guesses=[60], unscored=30)
-    assert (found.guesses, found.correct) == (40, 40)
-    # The 20 that nobody guessed count as made and wrong.
-    wrong = (
-        [1.0 + k for k in range(20)] + [-100.0] * 10,
-        [-1.0 - k for k in range(20)] + [100.0] * 10,
-    )
-    assert found.value == bound(*wrong, guesses=[60], unscored=10).value > 0
-    assert bound([], [], guesses=[5], unscored=5).value == 0.0
-
-
-@every_bound
-def test_both_ends_prove_more_where_scores_tell_both_ways(bound):
-    rng = np.random.default_rng(3)
-    values = {"both": [], "in": []}
-    for _ in range(15):
-        coins = rng.random(400) < 0.5
-        scores = 1.5 * coins + rng.standard_normal(400)
-        for sides, found in values.items():
-            groups = scores[coins], scores[~coins]
-            found.append(bound(*groups, guesses=[100], sides=sides).value)
-    assert np.median(values["both"]) > 1.05 * np.median(values["in"]) > 0
-
-
-@every_bound
 def test_the_largest_alone_prove_more_where_scores_tell_members_only(bound):
     rng = np.random.default_rng(4)
     coins = rng.random(400) < 0.5
@@ -256,19 +186,6 @@ test_scores_and_guesses_that_are_none_are_refused = refusals(
 )
 
 
-@every_bound
-@pytest.mark.parametrize(("mu", "epsilon"), [(0.0, 0.0), (1.0, float(gaussian_epsilon(1.0, 1e-3)))])
-def test_a_few_hundred_runs_exceed_the_truth_no_more_often_than_said(bound, mu, epsilon):
-    rng = np.random.default_rng(7)
-    truth = mu if bound is BOUNDS["mu"] else epsilon
-    missed = 0
-    for _ in range(300):
-        coins = rng.random(100) < 0.5
-        scores = mu * coins + rng.standard_normal(100)
-        missed += bound(scores[coins], scores[~coins]).value > truth + 1e-9
-    assert missed <= stats.binom.isf(1e-4, 300, 0.05)
-
-
 @pytest.mark.parametrize(
     ("canaries", "guesses", "correct", "first", "second"),
     # At significance .05. First: at delta 0 and 1e-5. Second: epsilon of mu at delta 1e-5, mu, and
@@ -335,16 +252,6 @@ def test_bound_is_where_the_p_value_exceeds_the_significance(vrm, delta, signifi
         assert vrm[0] == 0 or one_run_p_value(*vrm, 0.0, delta) >= significance
 
 
-@given(numbers, st.sampled_from([0.0, 1e-5, 1e-3]))
-def test_bound_rises_with_correct_guesses_and_significance_and_falls_with_delta(vrm, delta):
-    v, r, m = vrm
-    bound = epsilon_one_run(v, r, m, delta, 0.05)
-    if v < r:
-        assert epsilon_one_run(v + 1, r, m, delta, 0.05) >= bound - 1e-9
-    assert epsilon_one_run(v, r, m, delta, 0.1) >= bound - 1e-9
-    assert epsilon_one_run(v, r, m, 2 * delta, 0.05) <= bound + 1e-9
-
-
 def test_no_scores_prove_nothing():
     for scores in (([], []), ([1.0], []), ([], [1.0]), ([1.0], [0.0])):
         assert OneRunScores(*scores).epsilon(1e-5).value == 0.0
@@ -383,27 +290,28 @@ def missed(mechanism, seed: list[int], bounds: list, repetitions: int) -> np.nda
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("name", "epsilon", "delta"),
+    ("name", "mu", "epsilon", "delta"),
     [
-        ("null", 0.0, 1e-5),
-        ("gaussian", 2.0, 1e-5),
-        ("response", 1.0, 0.0),
-        ("leaking", 1.0, 0.01),
-        ("shared_failure", 0.0, 0.01),
+        ("null", 0.0, 0.0, 1e-5),
+        ("gaussian", gaussian_mu(2.0, 1e-5), 2.0, 1e-5),
+        ("response", RESPONSE_MU, 1.0, 0.0),
+        ("leaking", math.inf, 1.0, 0.01),
+        ("shared_failure", math.inf, 0.0, 0.01),
     ],
 )
 @pytest.mark.parametrize(("guesses", "sides"), [(None, "both"), ([100], "both"), ([100], "in")])
 @pytest.mark.heavy_one_in(6)
-def test_bound_fails_no_more_often_than_it_says(name, epsilon, delta, guesses, sides):
-    seed = [len(name), 0 if guesses is None else 1]
-
-    def bound(*scores: np.ndarray) -> OneRunBound:
-        return OneRunScores(*scores, guesses=guesses, sides=sides).epsilon(delta)
-
-    (share,) = missed(MECHANISMS[name], seed, [(bound, epsilon)], 4000)
-    print(f"\n{name} {guesses} {sides}: missed {share}")
+def test_bounds_fail_no_more_often_than_they_say(name, mu, epsilon, delta, guesses, sides):
+    of_scores = partial(OneRunScores, guesses=guesses, sides=sides)
+    bounds = [
+        (lambda *scores: of_scores(*scores).epsilon(delta), epsilon),
+        (lambda *scores: of_scores(*scores).epsilon_fdp(delta), epsilon),
+        (lambda *scores: of_scores(*scores).mu(), mu),
+    ]
+    found = missed(MECHANISMS[name], [len(name), 0 if guesses is None else 1], bounds, 4000)
+    print(f"\n{name} {guesses} {sides}: missed epsilon {found[:2]}, mu {found[2]}")
     if name == "response" and guesses:
-        assert share > 0.02  # nothing is given away on the mechanism that attains it
+        assert found[0] > 0.02  # nothing is given away on the mechanism that attains it
 
 
 def extreme_probability(v: int, r: int, m: int, lines: list[tuple[float, float]]) -> float:
@@ -462,33 +370,6 @@ def test_bound_is_where_the_p_value_exceeds_the_significance_one_run_fdp(vrm, si
         assert one_run_fdp_p_value(*vrm, GaussianTradeoff(0.0)) >= significance * (1 - 1e-9)
 
 
-@given(more_numbers, st.floats(0, 3))
-def test_p_value_covers_the_law_of_independent_gaussian_canaries(vrm, mu):
-    v, r, _ = vrm
-    tail = stats.binom.sf(v - 1, r, special.ndtr(mu / 2))
-    assert one_run_fdp_p_value(v, r, r, GaussianTradeoff(mu)) >= tail * (1 - 1e-6)
-
-
-@given(more_numbers)
-def test_bound_rises_with_correct_guesses_and_significance_and_falls_with_canaries(vrm):
-    v, r, m = vrm
-    for bound in (mu_one_run, lambda *a: epsilon_one_run_fdp(*a[:3], 1e-4, a[3])):
-        value = bound(v, r, m, 0.05)
-        if v < r:
-            assert bound(v + 1, r, m, 0.05) >= value - 1e-9
-        assert bound(v, r, m, 0.1) >= value - 1e-9
-        assert bound(v, r, 3 * m, 0.05) <= value + 1e-9
-
-
-def test_many_canaries_cost_little_where_the_first_bound_pays_for_all_their_deltas():
-    first, second = epsilon_one_run, epsilon_one_run_fdp
-    assert first(990, 1000, 100_000, 1e-5, 0.05) == pytest.approx(3.21505, abs=6e-6)
-    assert second(990, 1000, 100_000, 1e-5, 0.05) == pytest.approx(4.043, abs=1e-3)
-    # Without delta both are nearly the same.
-    for vrm in ((900, 1000, 1000), (100, 100, 1000), (160_000, 250_000, 1_000_000)):
-        assert second(*vrm, 0.0, 0.05) == pytest.approx(first(*vrm, 0.0, 0.05), rel=0.01)
-
-
 @pytest.mark.parametrize("r", [5, 10, 25, 60, 300, 1000])
 def test_without_delta_it_is_at_most_a_fiftieth_below_the_first_bound(r):
     for v in range(r // 2, r + 1, max(1, r // 40)):
@@ -499,34 +380,9 @@ def test_without_delta_it_is_at_most_a_fiftieth_below_the_first_bound(r):
 test_arguments_out_of_range_are_refused = refusals(
     (lambda: epsilon_one_run(3, 2, 5, 0.0, 0.05), "correct=3, guesses=2 and canaries=5 must"),
     (lambda: epsilon_one_run(1.5, 2, 5, 0.0, 0.05), "whole numbers with 0 <= correct"),
-    (lambda: epsilon_one_run(1, 2, 5, 1.0, 0.05), r"delta=1\.0 must be in"),
     (lambda: epsilon_one_run(1, 2, 5, 0.0, 0.0), r"significance=0\.0 must be in \(0, 1\)"),
     (lambda: one_run_p_value(1, 2, 5, -1.0, 0.0), r"epsilon=-1\.0 must be"),
     (lambda: mu_one_run(3, 2, 5, 0.05), "correct=3, guesses=2 and canaries=5 must"),
     (lambda: mu_one_run(True, 2, 5, 0.05), "correct=True"),
-    (lambda: mu_one_run(1, 2, 5, 1.0), r"significance=1\.0 must be in \(0, 1\)"),
     (lambda: epsilon_one_run_fdp(1, 2, 5, 1.0, 0.05), r"delta=1\.0 must be in"),
 )
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("name", "mu", "epsilon"),
-    [
-        ("null", 0.0, 0.0),
-        ("gaussian", gaussian_mu(2.0, DELTA), 2.0),
-        ("response", RESPONSE_MU, 1.0),
-        ("shared_failure", math.inf, 0.0),
-    ],
-)
-@pytest.mark.parametrize(("guesses", "sides"), [(None, "both"), ([100], "both"), ([100], "in")])
-@pytest.mark.heavy_one_in(6)
-def test_bounds_fail_no_more_often_than_they_say(name, mu, epsilon, guesses, sides):
-    of_scores = partial(OneRunScores, guesses=guesses, sides=sides)
-    mechanism = partial(gaussian, delta=DELTA) if name == "gaussian" else MECHANISMS[name]
-    bounds = [
-        (lambda *scores: of_scores(*scores).mu(), mu),
-        (lambda *scores: of_scores(*scores).epsilon_fdp(DELTA), epsilon),
-    ]
-    found = missed(mechanism, [len(name), 0 if guesses is None else 1], bounds, 2000)
-    print(f"\n{name} {guesses} {sides}: missed mu {found[0]}, epsilon {found[1]}")

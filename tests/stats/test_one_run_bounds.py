@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from refused_calls import refusals, refused_changes
 from scipy import optimize, stats
 
-from lightning_audit.stats.gaussian import mu_noncentral_t_from_scores, mu_white_box_from_scores
+from lightning_audit.stats.gaussian import mu_white_box_from_scores
 from lightning_audit.stats.named_bounds import BOUND_NAMES, NamedBound
 from lightning_audit.stats.one_run import (
     OneRunScores,
@@ -84,28 +84,6 @@ def test_bound_is_the_least_epsilon_of_the_region(n_in, n_out, mu, r, delta, sig
     assert 0.9998 * least - 1e-5 <= bound <= least * (1 + 1e-9)
 
 
-@settings(max_examples=15)
-@given(
-    st.tuples(st.integers(2, 200), st.integers(2, 200), st.floats(-1.0, 6.0)),
-    st.floats(0.2, 5.0),
-    st.sampled_from([1e-9, 1e-5, 0.01, 0.5]),
-    st.sampled_from([1e-3, 0.05, 0.3]),
-)
-def test_bound_is_below_what_is_observed_and_falls_with_certainty_and_delta(n, r, delta, level):
-    n_in, n_out, difference = n
-    statistics = (n_in, n_out, difference, r * r * (n_in - 1), n_out - 1.0)
-    bound = epsilon_gaussian_pair(*statistics, delta, level)
-    assert bound >= 0.0
-    # The observed pair itself is inside: its t is above every limit.
-    if level <= 0.05:
-        observed = gaussian_pair_epsilon(max(difference, 0.0), r, 0.0, 1.0, delta)
-        assert bound <= observed * (1 + 1e-9) + 1e-9
-    surer = epsilon_gaussian_pair(*statistics, delta, 0.5 * level)
-    assert surer <= bound * (1 + 3e-4) + 1e-5
-    stricter = epsilon_gaussian_pair(*statistics, 0.5 * delta, level)
-    assert stricter >= bound * (1 - 3e-4) - 1e-5
-
-
 @settings(max_examples=10)
 @given(st.integers(0, 2**32), st.floats(-1e3, 1e3), st.floats(-100, 100).map(lambda p: 10.0**p))
 def test_the_unit_of_the_scores_does_not_matter(seed, offset, scale):
@@ -127,16 +105,6 @@ def test_bound_nears_epsilon_with_many_canaries():
     truth = gaussian_pair_epsilon(1.0, 1.1, 0.0, 1.0, DELTA)
     found = epsilon_gaussian_pair_from_scores(inside, outside, DELTA, 0.05)
     assert 0.98 * truth < found < truth
-
-
-def test_equal_variances_cost_little_where_nobody_knows_that_they_are_equal():
-    rng = np.random.default_rng(3)
-    pairs = [(1.0 + rng.standard_normal(500), rng.standard_normal(500)) for _ in range(20)]
-    bounds = [epsilon_gaussian_pair_from_scores(*pair, DELTA, 0.05) for pair in pairs]
-    known = [gaussian_epsilon(mu_noncentral_t_from_scores(*pair, 0.05), DELTA) for pair in pairs]
-    white_box = [gaussian_epsilon(mu_white_box_from_scores(*pair, 0.05), DELTA) for pair in pairs]
-    assert np.median(bounds) > 0.9 * np.median(known)
-    assert np.median(bounds) > np.median(white_box)
 
 
 def test_few_canaries_and_a_delta_that_is_enough_for_the_whole_region_prove_nothing():
@@ -304,22 +272,6 @@ def test_few_canaries_prove_nothing_and_say_how_many_were_guessed(name, canaries
 
 
 @pytest.mark.parametrize("name", GUESSING)
-def test_canaries_without_a_score_count_as_coins_and_as_wrong_guesses(name):
-    whole = bound_of(name, [60])
-    more = bound_of(name, [60], unscored=10**5)
-    assert more.epsilon_lower < whole.epsilon_lower
-    assert (more.guesses, more.correct) == (whole.guesses, whole.correct)
-    # Nobody guessed them, and still so many guesses were announced.
-    few = named_one_run_bound(name, [1.0] * 15, [0.0] * 15, STATED, LEVEL, [40], unscored=10)
-    crossed = [1.0] * 15 + [0.0] * 5, [0.0] * 15 + [1.0] * 5
-    wrong = named_one_run_bound(name, *crossed, STATED, LEVEL, [40])
-    assert 0 < few.epsilon_lower == wrong.epsilon_lower
-    default = bound_of(name, unscored=250)
-    given = named_one_run_bound(name, *SCORES, STATED, LEVEL, default_guesses(1000), unscored=250)
-    assert alike(default, given)
-
-
-@pytest.mark.parametrize("name", GUESSING)
 def test_the_largest_alone_are_guessed_where_that_is_asked_for(name):
     bound = bound_of(name, [60], sides="in")
     assert bound.rule == "60 guesses, all in"
@@ -343,12 +295,7 @@ test_an_error_names_the_argument_and_what_is_allowed = refused_changes(
     {"scores_in": SCORES[0], "scores_out": SCORES[1], "significance": LEVEL, **ONE_RUN},
     ({"method": "fdp_cp"}, r"method='fdp_cp' must be one of \['gaussian_pair', 'one_run',"),
     ({"method": "one_run_mu", "delta": 0.0}, r"delta=0.0 must be in \(0, 1\).*take one_run"),
-    ({"method": "gaussian_pair", "delta": 0}, r"delta=0 must be in \(0, 1\).*take one_run"),
-    ({"method": "gaussian_pair", "unscored": 2}, "unscored=2 must be 0 for method='gauss"),
-    ({"method": "gaussian_pair", "guesses": [10]}, r"guesses=\[10\] is not for method='gauss"),
-    ({"method": "white_box", "delta": 0}, r"delta=0 must be in \(0, 1\).*take one_run"),
     ({"delta": 1.0}, r"delta=1.0"),
-    ({"significance": 0.0}, r"significance=0.0"),
     ({"guesses": [751]}, r"guesses=751 must be at most the number of canaries, 750"),
     ({"unscored": -1}, r"unscored=-1 must be a whole number >= 1; or 0"),
     ({"method": "white_box", "unscored": 2}, r"unscored=2 must be 0 for method='white_box'"),

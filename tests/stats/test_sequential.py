@@ -16,9 +16,7 @@ from lightning_audit.checks.check import shares
 from lightning_audit.checks.noise import PooledSums
 from lightning_audit.checks.probes import Witnesses, WitnessReducer
 from lightning_audit.stats import sequential
-from lightning_audit.stats.binomial import clopper_pearson_upper, error_rate_log_e
 from lightning_audit.stats.canary_bets import CoinBet, LeakageBet, SignalBet
-from lightning_audit.stats.gaussian import mu_noncentral_t
 from lightning_audit.stats.noise_tests import noise_log_e
 from lightning_audit.stats.sequential import (
     SHARE_STAKES,
@@ -121,55 +119,6 @@ def test_looks_are_taken_at_each_of_the_first_hundred_and_at_every_tenth_later()
 
 
 # --- What looking again and again costs, and how soon each test finds a violation: references.
-def at_looks(rng: np.random.Generator, runs: int, looks: int) -> tuple[np.ndarray, ...]:
-    """Errors in either world at c/2, sums and squares of the noise, after each 50 observations."""
-    rate = float(special.ndtr(-CLAIMED / 2))
-    errors = np.cumsum(rng.binomial(50, rate, (2, runs, looks)), axis=-1)
-    sums = np.cumsum(math.sqrt(50) * rng.standard_normal((2, runs, looks)), axis=-1)
-    # Of a block of 50: the squares within it, and its own sum.
-    squares = rng.chisquare(49, (2, runs, looks)) + np.diff(sums, axis=-1, prepend=0.0) ** 2 / 50
-    return errors, sums, np.cumsum(squares, axis=-1)
-
-
-@pytest.mark.heavy
-def test_one_look_limits_alarm_in_correct_runs_when_looked_at_a_hundred_times():
-    runs, looks, rng = 1000, 100, np.random.default_rng(0)
-    errors, sums, squares = at_looks(rng, runs, looks)
-    n = np.broadcast_to(50 * np.arange(1, looks + 1), (runs, looks))
-    within = (squares - sums**2 / n).sum(axis=0)
-    limit = mu_noncentral_t(n, n, CLAIMED + (sums[1] - sums[0]) / n, within, 0.05)
-    alarmed = float(np.mean((limit > CLAIMED).any(axis=1)))
-    assert alarmed == pytest.approx(0.310, abs=0.06)  # published from as many runs
-    corner = -special.ndtri(clopper_pearson_upper(errors, n, 0.025)).sum(axis=0)
-    # The union bound over two rates leaves room for a hundred looks: luck, and not a guarantee.
-    assert np.mean((corner > CLAIMED).any(axis=1)) == pytest.approx(0.029, abs=0.02)
-
-
-@pytest.mark.parametrize(
-    ("n", "noncentral_t", "pooled", "corner"),
-    [
-        (1000, 0.47, 0.34, 0.03),
-        (2500, 0.78, 0.63, 0.18),
-        (4000, 0.93, 0.80, 0.42),
-        (8000, 1.0, 0.97, 0.77),
-    ],
-)
-def test_one_look_powers(n, noncentral_t, pooled, corner):
-    mu, runs = gaussian_mu(1.57, 1e-5), 20_000
-    rate = special.ndtr(-mu / 2)
-    rng = np.random.default_rng(n)
-    gap = mu + math.sqrt(2 / n) * rng.standard_normal(4000)
-    limit = mu_noncentral_t(n, n, gap, rng.chisquare(2 * n - 2, 4000), 0.05)
-    assert np.mean(limit > CLAIMED) == pytest.approx(noncentral_t, abs=0.03)
-    errors = np.random.default_rng(n).binomial(2 * n, rate, runs)
-    limit = -2 * special.ndtri(clopper_pearson_upper(errors, 2 * n, 0.05))
-    assert np.mean(limit > CLAIMED) == pytest.approx(pooled, abs=0.03)
-    errors = np.random.default_rng(n).binomial(n, rate, (2, runs))
-    limit = -special.ndtri(clopper_pearson_upper(errors, n, 0.025)).sum(axis=0)
-    # Published from few runs: at 4,000 it is .387.
-    assert np.mean(limit > CLAIMED) == pytest.approx(corner, abs=0.04)
-
-
 def medians(noise: float, shift: float, steps: int) -> list[float]:
     """Median observations a world until bets refuse the claim, at .05 and at 1e-3."""
     sigma, runs, levels = 1 / CLAIMED, 200, (0.05, 1e-3)
@@ -210,16 +159,6 @@ def test_wealth_is_that_of_a_plain_loop():
         bet.update(log_e)
         wealth *= 1.0 + STEP_STAKES * (np.exp(log_e) - 1.0)
     assert float(bet.log_e) == pytest.approx(np.log(wealth.mean()), rel=1e-12)
-
-
-def test_a_factor_averages_to_one_where_the_steps_do():
-    # Two equally likely e-values of mean one.
-    after = []
-    for log_e in (np.log(0.2), np.log(1.8)):
-        bet = SingleStepBet()
-        bet.update(log_e)
-        after.append(np.exp(float(bet.log_e)))
-    assert np.mean(after) == pytest.approx(1.0, rel=1e-12)
 
 
 def test_an_enormous_step_neither_overflows_nor_is_lost():
@@ -562,26 +501,6 @@ def test_witnesses_of_many_runs_are_reduced_as_those_of_one():
         assert log_e["reuse.broadcast"][1] == pytest.approx(float(noise_log_e(*broadcast)))
 
 
-@pytest.mark.usefixtures("quick_means")
-@pytest.mark.heavy
-@sizes
-@pytest.mark.parametrize("sigma", [0.7, 3.0])
-@pytest.mark.parametrize("true_ratio", [0.5, 1.0, 1.5])
-@pytest.mark.parametrize("term", ["nothing", "against the coins", "decaying noise"])
-@pytest.mark.heavy_one_in(6)
-def test_lower_ratio_covers_that_of_a_gaussian_mechanism(true_ratio, sigma, term, runs):
-    missed = 0
-    for batch, size in enumerate(batches(runs)):
-        rng = np.random.default_rng([round(10 * true_ratio), round(10 * sigma), batch])
-        course, refused = AdmittedCourse((size, CANARIES)), np.zeros(size, dtype=bool)
-        for coins, readings, _, now in correct_run(rng, size, term, sigma):
-            course.update(coins, readings + (true_ratio - 1) * coins, now, mu=true_ratio / now)
-            refused |= course.refused(SIGNIFICANCE)
-        missed += int(refused.sum())
-    print(f"\n{term} sigma={sigma} ratio={true_ratio}: {missed / runs}")
-    assert missed <= most(runs)
-
-
 def randomized_response(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
     return np.where(rng.random(coins.shape) < math.e / (1 + math.e), coins, 1 - coins)
 
@@ -618,69 +537,6 @@ def test_lower_ratio_covers_mechanisms_that_are_not_gaussian(mechanism, mu, k, r
         assert positive > 0.9 * runs  # the bound says something
 
 
-def median_step(log_e_of_steps: Iterator[np.ndarray], significance: float) -> float:
-    first: np.ndarray | None = None
-    for step, log_e in enumerate(log_e_of_steps, start=1):
-        if first is None:
-            first = np.full(len(log_e), np.inf)
-        first[(log_e >= -math.log(significance)) & np.isinf(first)] = step
-    assert first is not None
-    return float(np.median(first))
-
-
-@pytest.mark.usefixtures("quick_means")
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("noise", "shift", "test", "steps"),
-    # Reference medians at 1e-3: observations a world, two worlds, eight canaries a step;
-    # it looked every 10 observations (50 for noise x0.8), so one more look is granted.
-    [
-        (0.5, 1.0, "noise.canary", (20 + 10) * 2 / 8),
-        (0.8, 1.0, "noise.canary", (125 + 50) * 2 / 8),
-        (1.0, 2.0, "sensitivity", (300 + 10) * 2 / 8),
-    ],
-)
-def test_violations_on_canaries_are_flagged_within_the_published_steps(noise, shift, test, steps):
-    sigma, runs, rng = 3.0023, 2000, np.random.default_rng(0)
-    canary = ManyCanaries(runs, sigma)
-
-    def looks() -> Iterator[np.ndarray]:
-        for _ in range(math.ceil(1.5 * steps)):
-            coins = rng.integers(0, 2, (runs, CANARIES)).astype(float)
-            readings = shift * coins + noise * sigma * rng.standard_normal(coins.shape)
-            yield canary.update(coins, readings, sigma)[test]
-
-    median = median_step(looks(), 1e-3)
-    print(f"\nnoise x{noise} shift x{shift}: {test} at {median} of {steps}")
-    assert median <= steps
-
-
-@pytest.mark.usefixtures("quick_means")
-@pytest.mark.heavy
-@pytest.mark.parametrize("sigma", [0.7, 3.0])
-@pytest.mark.parametrize(
-    ("fault", "test", "steps"),
-    [("same", "reuse.lag", 6), ("lag 3", "reuse.lag", 9), ("broadcast", "reuse.broadcast", 2)],
-)
-def test_reused_noise_is_flagged_within_the_published_steps(fault, test, steps, sigma):
-    # 32 tensors of 4 would need real tensors: here 2 of 4, so a tenth of 1e-3 takes a step more.
-    runs, rng = 2000, np.random.default_rng(1)
-    witness = ManyWitnesses(runs)
-    stock = sigma * rng.standard_normal((3, runs, TENSORS, EACH))
-
-    def looks() -> Iterator[np.ndarray]:
-        for t in range(30):
-            noise = stock[0 if fault == "same" else t % 3]
-            if fault == "broadcast":
-                noise = sigma * rng.standard_normal((runs, 1, 1))
-            data = 0.1 * sigma * rng.standard_normal((runs, TENSORS, EACH))
-            yield witness.update(noise + data, sigma)[test]
-
-    median = median_step(looks(), SHARES[test] * 1e-3)
-    print(f"\n{fault} sigma={sigma}: {test} at {median}")
-    assert median <= steps
-
-
 # --- Bets on shares of right guesses, against recipe R6 of the lab, naive twins and simulations.
 @pytest.mark.parametrize(
     ("share", "expected"),
@@ -715,12 +571,6 @@ def test_whole_shares_are_counts_in_any_order():
             float(log_e_of_whole_shares(3, 43, 0.3)), abs=1e-12
         )
     assert float(log_e_of_whole_shares(0, 0, 0.3)) == pytest.approx(0)
-
-
-def test_it_loses_little_against_the_bet_on_single_guesses():
-    for errors, n, rate in ((5, 100, 0.2), (240, 1000, 0.3), (0, 40, 0.2)):
-        counted = float(error_rate_log_e(errors, n, rate))
-        assert float(log_e_of_whole_shares(errors, n, rate)) > 0.75 * counted - 1.5
 
 
 def test_the_limit_is_the_rate_at_which_the_e_value_reaches_its_goal():
