@@ -9,7 +9,7 @@ import pytest
 from opacus.accountants import create_accountant
 from opacus.accountants.utils import get_noise_multiplier
 from refused_calls import refusals
-from scipy import integrate, special, stats
+from scipy import special
 from scipy.special import ndtr
 
 from lightning_audit import PrivacyClaim
@@ -106,11 +106,6 @@ def test_full_batches_compose_exactly():
     assert epsilon_of_history([Phase(2.0, 1.0, 100)], 1e-5) == pytest.approx(33.103733, abs=1e-6)
     mixed = [Phase(2.0, 1.0, 10), Phase(5.0, 1.0, 40), Phase(2.0, 1.0, 7)]
     assert epsilon_of_history(mixed, 1e-5) == gaussian_epsilon(math.sqrt(17 / 4 + 40 / 25), 1e-5)
-
-
-def test_nearly_full_batches_agree_with_the_exact_composition():
-    sampled = epsilon_of_history([Phase(2.0, 1 - 1e-9, 100)], 1e-5, grid=1e-3)
-    assert sampled == pytest.approx(gaussian_epsilon(5.0, 1e-5), rel=1e-6)
 
 
 # Replaced records.
@@ -236,14 +231,6 @@ def test_splitting_and_reordering_change_nothing():
     assert swapped == pytest.approx(epsilon_of_history(whole, 1e-5), rel=1e-9)
 
 
-def test_compressing_lowers_epsilon_by_at_most_two_percent_of_noise():
-    history = [Phase(1 + 0.003 * i, 0.01, 50) for i in range(10)]
-    exact = epsilon_of_history(history, 1e-5, grid=1e-3)
-    short = epsilon_of_history(compress(history), 1e-5, grid=1e-3)
-    widened = [Phase(1.02 * p.noise_multiplier, p.sample_rate, p.steps) for p in history]
-    assert epsilon_of_history(widened, 1e-5, grid=1e-3) <= short <= exact
-
-
 @pytest.mark.parametrize(
     "history", [[Phase(1.0, 0.01, 1000)], [Phase(1.0, 0.01, 300), Phase(0.8, 0.04, 200)]]
 )
@@ -304,20 +291,6 @@ def test_noise_that_opacus_finds_for_a_target_exceeds_neither_it_nor_what_opacus
     assert spent > 0
     assert not exceeds(spent, accountant.get_epsilon(DELTA))
     assert not exceeds(spent, target)
-
-
-@pytest.mark.filterwarnings("ignore:Optimal order", "ignore:GDP accounting")
-@pytest.mark.parametrize("target", [0.01, 0.5])
-@pytest.mark.parametrize(("rate", "steps"), SAMPLED)
-def test_an_exact_small_epsilon_is_kept_on_the_grid_that_is_chosen(target, rate, steps):
-    # prv adds .01 to the truth.
-    sigma = noise_for(target + 0.01, rate, steps, accountant="prv", epsilon_tolerance=0.001)
-    history = [Phase(sigma, rate, steps)]
-    spent = epsilon_of_history(history, DELTA)
-    truth = epsilon_of_history(history, DELTA, grid=spent / 2000)
-    assert truth <= spent
-    assert not exceeds(spent, truth)
-    assert exceeds(epsilon_of_history([Phase(0.97 * sigma, rate, steps)], DELTA), truth)
 
 
 def test_a_noise_schedule_in_buckets_does_not_exceed_its_exact_epsilon():
@@ -433,18 +406,6 @@ def test_a_pass_that_is_begun_again_after_a_stop_counts_twice():
     assert again.passes([3]) == 3
 
 
-@pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.25), (0.6, 0.1), (3.0, 0.5)])
-def test_one_step_is_the_integral_of_the_densities(sigma, rate):
-    def gap(x: float) -> float:
-        out, inside = stats.norm.pdf(x, 0, sigma), stats.norm.pdf(x, 1, sigma)
-        return 0.5 * abs(rate * inside - rate * out)
-
-    expected = integrate.quad(gap, -12 * sigma, 1 + 12 * sigma, points=[0.5], limit=200)[0]
-    found = total_variation([Phase(sigma, rate, 1)])
-    assert expected <= found * (1 + 1e-9)
-    assert found == pytest.approx(expected, rel=2e-3)
-
-
 def test_steps_are_composed_as_a_simulation_of_the_privacy_loss_has_it():
     sigma, rate, steps, draws = 1.0, 0.2, 20, 400_000
     rng, loss = np.random.default_rng(0), np.zeros(draws)
@@ -482,10 +443,7 @@ test_bad_arguments_are_refused = refusals(
         lambda: PrivacyClaim(sampling="shuffled", noise_coefficients=(1.0, -0.5)),
         "contradicts noise_coefficients",
     ),
-    (
-        lambda: epsilon_of_history(SOME, DELTA, adjacency="zero"),
-        r"adjacency='zero' must be one of \['",
-    ),
+    (lambda: epsilon_of_history(SOME, DELTA, adjacency="zero"), "^adjacency='zero' must be one of"),
     (lambda: epsilon_of_history(SOME, DELTA, items=1.5), r"^items=1\.5"),
     (lambda: epsilon_of_history(SOME, DELTA, items=True), "^items=True"),
     (lambda: noise_for_attack(0.01, 0.05, 0.01, 10), r"tpr=0\.01 must exceed fpr=0\.05"),
@@ -541,18 +499,6 @@ def test_a_group_on_full_batches_is_a_gaussian_step_of_its_size():
     found = epsilon_of_history(history, DELTA, items=3)
     assert found == pytest.approx(gaussian_epsilon(3 * 3 / 4.0, DELTA), rel=1e-12)
     assert found == epsilon_of_passes(4.0 / 3, 9, DELTA)
-
-
-def test_a_group_costs_less_than_by_group_privacy_of_single_items():
-    """Textbook: (eps, delta) of an item is (k eps, delta (e^(k eps) - 1) / (e^eps - 1)) of k."""
-    history, items = [Phase(1.0, 0.01, 200)], 2
-    loss = composition.composed_loss(history, 1e-3, "add_remove", 1e-15)
-    textbook = min(
-        items * epsilon
-        for epsilon in np.linspace(0.1, 5.0, 500)
-        if loss.get_delta_for_epsilon(epsilon) * (math.exp(epsilon) + 1.0) <= DELTA
-    )
-    assert epsilon_of_history(history, DELTA, items=items) < textbook
 
 
 def test_a_replaced_group_is_removed_and_added():

@@ -263,11 +263,6 @@ def test_steps_of_two_optimizers_count_together():
     assert steps_within(2.0, DELTA, (), [STEP, STEP]) == one // 2
 
 
-def test_replaced_records_leave_fewer_steps():
-    replaced = steps_within(2.0, DELTA, (), [STEP], adjacency="replace_one")
-    assert replaced < steps_within(2.0, DELTA, (), [STEP])
-
-
 def test_what_is_planned_may_exceed_the_claim_by_what_composition_is_inaccurate():
     fits = steps_within(2.0, DELTA, (), [STEP])
     assert steps_within(2.0, DELTA, (), [STEP], planned=fits + 1) == fits + 1

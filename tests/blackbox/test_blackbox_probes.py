@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import math
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,10 @@ from lightning_audit.blackbox.privatize import audit_privatize, probes
 from lightning_audit.blackbox.probes import (
     ExactReading,
     FrozenNoise,
-    NoiseReading,
-    Probe,
     Released,
-    ShiftReading,
     direction,
     read_exactly,
     read_noise,
-    read_shift,
 )
 
 #: Correct functions whose noise cannot be held fixed.
@@ -101,16 +96,6 @@ def test_on_a_lattice_a_gradient_of_one_number_is_no_shift_of_a_step():
         found, shifts = read_exactly(called, plan, np.ones(1), BATCH, "poisson", 80, seed)
         assert not found.found
         assert max(shift.log_e for shift in shifts.values()) == 0.0
-
-
-def test_a_divisor_of_the_rows_is_found_unless_batches_are_fixed():
-    def mean(grads: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [part / len(grads[0]) for part in noisy(clipped_sum)(grads)]
-
-    fixed = reading(mean, "fixed", BATCH)
-    assert not fixed.found
-    assert len(fixed.sizes) == len(reading(mean, "poisson", BATCH).sizes) - 4
-    assert reading(mean, "poisson", BATCH).found
 
 
 def test_noise_that_grows_with_the_batch_is_found():
@@ -229,15 +214,6 @@ def test_what_is_not_repeatable_is_told():
     assert "does not depend on the generators" in frozen(constant).obstacle(ROWS, 1)
 
 
-def test_another_number_of_draws_gives_no_difference():
-    def privatize(grads: np.ndarray) -> np.ndarray:
-        return grads.sum(0) + np.random.normal(size=(len(grads), 3)).sum(0)
-
-    held = frozen(privatize)
-    assert held.difference(ROWS, OTHERS, 1) is None
-    assert held.difference(ROWS, np.zeros((4, 3)), 1) == pytest.approx(np.full(3, 4.0))
-
-
 def test_a_function_goes_on_by_one_call_and_is_put_back_at_the_end():
     calls: list[int] = []
 
@@ -284,30 +260,6 @@ def test_what_is_released_is_in_clipping_norms_whatever_the_divisor_and_the_shap
         found = released(lambda grads, by=divisor: [g.sum(0) / by for g in grads], divisor)
         assert found(rows) == pytest.approx(rows.sum(axis=0), rel=1e-5, abs=1e-6)
         assert (found.sizes, found.calls) == ([12, 5], 1)
-
-
-def read(fault: str, calls: int = 100) -> tuple[ShiftReading, NoiseReading]:
-    """The shift of one gradient of a thousand times C, and the noise beside no gradient."""
-    called = released(Privatizer(fault))
-    along, zeros = direction(called.sizes, np.random.default_rng(1)), np.zeros((BATCH, 17))
-    probe = Probe([np.vstack([zeros[1:], 1e3 * along])], zeros, along)
-    shift = read_shift(called, probe, SIGMA, calls, math.inf, np.random.default_rng(2))
-    return shift, read_noise(called, zeros, SIGMA, calls, math.inf)
-
-
-def test_correct_clipping_and_noise_read_the_claim():
-    shift, noise = read("", calls=400)
-    assert shift.shift == pytest.approx(1, abs=4 * 2 * SIGMA / math.sqrt(400))
-    assert (shift.gradients, shift.calls, noise.calls) == (1, 401, 401)
-    assert shift.log_e < 5
-    assert noise.ratio == pytest.approx(1, abs=4 / math.sqrt(2 * 400 * 17))
-    assert noise.tensors == pytest.approx([1, 1], abs=4 / math.sqrt(2 * 400 * 5))
-    assert (noise.ratio_repeated, noise.ratio_shared) == pytest.approx((1, 1), abs=0.1)
-    assert max(noise.log_e, noise.log_e_repeated, noise.log_e_shared) < 5
-
-
-def test_the_error_of_the_noise_is_that_of_a_standard_deviation_of_as_many_numbers():
-    assert read("", calls=100)[1].error == pytest.approx(1 / math.sqrt(2 * 100 * 17))
 
 
 def test_reading_stops_at_its_goal():

@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -47,13 +45,6 @@ def test_a_sum_clipped_as_a_whole_is_no_pass_beside_any_noise():
     exactly = audit(Privatizer("clip after sum", sigma=8.0), **stated)
     assert exactly.verdict.faults[0].name == "clip_after_average"
     assert exactly.shifts["against all others"].shift == pytest.approx(2.0, abs=1e-3)
-
-
-def test_a_pass_says_whether_clipping_was_read_exactly():
-    exactly, beside = audit(Privatizer()), audit(Unrepeatable())
-    assert "crafted gradients add at most C each, up to rounding" in str(exactly)
-    assert exactly.detectable_shift < 1.01 < beside.detectable_shift
-    assert "clipping was read through the noise: equal calls under equal seeds" in str(beside)
 
 
 def test_a_fault_found_exactly_takes_no_part_of_the_significance():
@@ -117,11 +108,13 @@ test_arguments_out_of_range_are_refused = refused_changes(
     ({"batch_size": 1}, "batch_size=1 must be at least 2"),
     ({"calls": 19}, "calls=19 must be at least 20"),
     ({"significance": 1.0}, r"significance=1\.0 must be"),
-    *(
-        ({"shapes": shapes}, "must be the shape of a gradient")
-        for shapes in ([()], [(3, 0)], ["ab"])
-    ),
 )
+
+
+@pytest.mark.parametrize("shapes", [[], (), [()], [(3, 0)], ["ab"], [3, (2,)]])
+def test_what_is_no_shape_is_refused(shapes):
+    with pytest.raises(ValueError, match="must be the shape of a gradient"):
+        audit_privatize(Privatizer(), shapes, noise_multiplier=1.0, max_grad_norm=1.0)
 
 
 # --- Every fault of a privatize function is found by its name.
@@ -204,11 +197,3 @@ def test_another_unit_is_no_violation_and_no_pass(divisor, stated):
     assert found.verdict.outcome == "INCONCLUSIVE"
     assert "sum and noise alike" in str(found)
     assert "the unit of the sum" in str(found)
-
-
-# --- What is read off a privatize function, by kind of gradient and of batch.
-def test_the_calls_of_an_audit_are_counted_and_fewer_where_a_fault_is_plain():
-    correct, faulty = audit(Unrepeatable()), audit(Unrepeatable("no clipping"))
-    assert correct.calls == 8 * 121 + 2  # two to see that no seed repeats it
-    assert faulty.calls < correct.calls
-    assert math.isfinite(correct.detectable_shift)

@@ -4,7 +4,7 @@ import attack_posteriors as experiment
 import pytest
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_dp_sgd_has_the_smaller_epsilon_and_own_shadow_models_say_less(capsys):
     names = ("A1: fixed start", "A1 with DP-SGD")
     result = experiment.run(experiment.Size(bases=2, models=36), 0, names)

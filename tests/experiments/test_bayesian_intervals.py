@@ -5,7 +5,7 @@ import pytest
 from digit_games import Size
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_on_trained_models_it_is_a_fifth_narrower_at_common_counts(capsys, tmp_path):
     sizes = experiment.Simulation(games=60, challenges=128, epsilons=(0.5, 1.0, 2.0))
     result = experiment.run(Size(records=240, shadows=12, models=48, points=48), sizes, seed=0)

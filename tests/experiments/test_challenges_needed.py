@@ -7,7 +7,7 @@ import pytest
 from digit_games import Size
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_intervals_shrink_and_the_bayesian_one_is_narrow_first(capsys):
     result = experiment.run(Size(records=240, shadows=12, models=96, points=48), seed=0)
     assert list(result) == ["plain SGD", "DP-SGD"]

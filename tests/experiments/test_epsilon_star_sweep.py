@@ -7,7 +7,7 @@ from common import cells, save
 from matplotlib.figure import Figure
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_shapes_of_the_sweep(tmp_path):
     found = experiment.run(cells(), 100, 60, range(2))
     star = {one.training.name: one.star for one in found}

@@ -31,7 +31,6 @@ test_bad_counts_are_named = refused(
     attack_counts,
     ([-1], 10, [1], 10, "false_negatives=-1 must be"),
     ([1], 10, [11], 10, "false_positives=11 must be at most n_out=10; pass"),
-    ([0.5], 10, [1], 10, "false_negatives=.* whole numbers"),
     (1, 2**63 + 1, 1, 100, r"n_in=9223372036854775809 must be at most 2\^53"),
 )
 
@@ -39,7 +38,6 @@ test_bad_counts_are_named = refused(
 test_bad_arguments_are_named = refused_changes(
     attack_strength_posterior,
     {"counts": WEAK, "delta": 1e-5},
-    ({"delta": 1.0}, r"delta=1\.0 must be in \(0, 1\)"),
     ({"counts": attack_counts(10, 10**6, 10, 10**6), "delta": 0.1}, r"delta=0\.1 must be at most "),
     ({"counts": attack_counts([], 1, [], 1)}, r"shape \(0,\), must be .* one attack; pass"),
     ({"strength_shapes": (0.5, 1.0)}, r"strength_shapes=\(0\.5, 1\.0\) must be"),
@@ -82,15 +80,9 @@ def test_strong_attacks_are_reproduced(strong):
 @pytest.mark.parametrize(
     ("strength", "n", "interval"),
     [
-        (0.0, 500, (0.446, 5.741)),
-        (0.2, 500, (0.409, 2.009)),
-        (0.5, 500, (0.362, 0.866)),
-        (0.8, 500, (0.320, 0.586)),
-        (0.9, 500, (0.305, 0.541)),
-        (0.95, 500, (0.297, 0.524)),
-        (0.99, 500, (0.291, 0.512)),
-        (0.99, 100, (0.169, 0.672)),
-        (0.99, 200, (0.232, 0.586)),
+        *((0.0, 500, (0.446, 5.741)), (0.2, 500, (0.409, 2.009)), (0.5, 500, (0.362, 0.866))),
+        *((0.8, 500, (0.320, 0.586)), (0.9, 500, (0.305, 0.541)), (0.95, 500, (0.297, 0.524))),
+        *((0.99, 500, (0.291, 0.512)), (0.99, 100, (0.169, 0.672)), (0.99, 200, (0.232, 0.586))),
         (0.99, 1000, (0.320, 0.476)),
     ],
 )

@@ -15,13 +15,11 @@ from lightning_audit.stats.binomial import (
     Beta,
     clopper_pearson_lower,
     clopper_pearson_upper,
-    deviance,
     error_rate_confidence_sequence,
     error_rate_log_e,
     jeffreys_lower,
     jeffreys_upper,
     katz_log_lower,
-    stirling_error,
 )
 from lightning_audit.stats.tradeoff import gaussian_mu
 
@@ -52,24 +50,6 @@ def test_distribution_function_keeps_small_values_on_either_side():
     assert rate.below(x, rest)[0] == pytest.approx(float(exact), rel=1e-11)
     assert rate.mirrored_where(np.array([True])).above(rest, x)[0] == rate.below(x, rest)[0]
     assert rate.below(x, rest) + rate.above(x, rest) == pytest.approx(1.0, abs=1e-15)
-
-
-@pytest.mark.parametrize("k", [0.5, 3.0, 1e3, 1e6])
-@pytest.mark.parametrize("ratio", [1e-3, 0.5, 0.8181, 0.8182, 0.999999, 1.0, 1.0001, 1.25, 40.0])
-def test_deviance_has_full_digits_around_its_minimum(k, ratio):
-    mean = k * ratio
-    with mp.workdps(40):
-        exact = k * mp.log(mp.mpf(k) / mean) + mp.mpf(mean) - k
-    assert deviance(np.array(k), np.array([mean]))[0] == pytest.approx(float(exact), rel=1e-14)
-
-
-@pytest.mark.parametrize("z", [0.5, 1.0, 14.5, 15.0, 15.5, 1e3, 1e8])
-def test_stirling_error_is_that_of_the_gamma_function(z):
-    with mp.workdps(40):
-        exact = mp.loggamma(mp.mpf(z) + 1) - (
-            (mp.mpf(z) + 0.5) * mp.log(z) - z + mp.log(2 * mp.pi) / 2
-        )
-    assert float(stirling_error(np.array(z))) == pytest.approx(float(exact), abs=3e-14)
 
 
 @st.composite
@@ -232,13 +212,10 @@ def test_a_jeffreys_limit_fails_more_often_than_it_says_at_some_rates():
 
 test_impossible_arguments_are_refused = refusals(
     (lambda: error_rate_confidence_sequence(-1, 5, 0.05), "errors=-1 must hold whole"),
-    (lambda: error_rate_confidence_sequence(6, 5, 0.05), "errors=6 must be at most trials=5"),
     (lambda: error_rate_confidence_sequence(1, 5, 0.0), r"significance=0\.0 must be in"),
     (lambda: error_rate_log_e(1, 5, 0.0), r"rate=0\.0 must be in \(0, 1\)"),
-    (lambda: error_rate_log_e(1, 2.5, 0.5), r"trials=2\.5 must hold whole"),
     *((partial(limit, 6, 5, 0.05), "successes=6 must be at most trials=5") for limit in LIMITS),
     *((partial(limit, 1, 2, 1.0), r"significance=.* must be in \(0, 1\); it") for limit in LIMITS),
-    (lambda: katz_log_lower(6, 5, 1, 5, 0.05), "successes=6 must be at most trials=5"),
     (lambda: katz_log_lower(1, 5, 1, 5, 1.0), r"significance=1\.0 must be in \(0, 1\)"),
 )
 

@@ -192,14 +192,11 @@ test_bad_arguments_are_named = refused_changes(
     correlated_attack_posterior,
     {"counts": attack_counts([30], 100, [20], 100), "delta": 1e-3, "cluster": 100},
     ({"cluster": 1}, "cluster=1 must be between 2 and the fewest challenges of a side, 100"),
-    ({"cluster": 101}, "cluster=101 must be between 2 and the fewest challenges of a side, 100"),
     ({"cluster": 2.5}, "cluster=2.5 must be a whole number"),
-    ({"tau_std": 0.0}, "tau_std=0.0 must be a finite number > 0"),
     ({"correlation": (1.0, 0.0)}, r"correlation=\(1.0, 0.0\) must have tau in"),
     ({"correlation": (-0.02, 0.0)}, r"correlation=.* must have tau in \(-1/99, 1\)"),
     ({"correlation": (0.0, 0.01)}, r"correlation=.* \|rho\| below"),
     ({"correlation": 0.1}, "correlation=0.1 must be two numbers"),
-    ({"epsilon_variance": -1.0}, "epsilon_variance=-1.0 must be"),
     ({"extreme_counts": "no"}, "extreme_counts='no' must be one of"),
 )
 

@@ -17,7 +17,6 @@ from lightning_audit.stats.epsilon_star import (
     Empirical,
     EpsilonStar,
     GaussianMixture,
-    LogitScale,
     Method,
     Parametric,
     PermutationNull,
@@ -82,6 +81,7 @@ def test_the_parametric_value_is_the_supremum_of_fits_to_the_logits(delta, clip)
         return np.log(p / (1 - p))
 
     star = epsilon_star(train, population, delta, Parametric(clip))
+    assert epsilon_star(train, train[::-1], delta, Parametric(clip)).value == 0
     # Large logits are low losses.
     a, b = logit(train), logit(population)
     fits = stats.norm(a.mean(), a.std(ddof=1)), stats.norm(b.mean(), b.std(ddof=1))
@@ -97,27 +97,14 @@ def test_the_parametric_value_is_the_supremum_of_fits_to_the_logits(delta, clip)
     assert star.fnr == pytest.approx(fits[0].cdf(logit(star.threshold)), rel=1e-9)
 
 
-def test_changed_units_leave_the_parametric_value():
-    rng = np.random.default_rng(5)
-    train, population = rng.gamma(5, size=500), rng.gamma(6.5, size=700)
-    star = epsilon_star(train, population, 1e-5, Parametric(1e-6))
-    changed = epsilon_star(7 * train - 30, 7 * population - 30, 1e-5, Parametric(1e-6))
-    assert changed.value == pytest.approx(star.value, rel=1e-9)
-    assert changed.threshold == pytest.approx(7 * star.threshold - 30, rel=1e-6)
-    exchanged = epsilon_star(population, train, 1e-5, Parametric(1e-6))
-    assert exchanged.value == pytest.approx(star.value, rel=1e-9)
-
-
 test_losses_without_a_fit_are_named = refused(
     lambda train, population, components: epsilon_star(
         train, population, 1e-5, Parametric(1e-6, components)
     ),
     ([1.0, 1.0], [1.0], 1, r"all 1\.0, must differ for a Gaussian fit; use Empirical"),
     ([1.0, 1.0], [1.0, 2.0], 1, "losses_train has 2 losses, 1 of them distinct;.*Empirical"),
-    ([1.0, 2.0], [3.0], 1, "losses_population has 1 losses, 1 of them distinct"),
     ([1.0, 2.0, 3.0], [1.0, 2.0, 4.0], 2, "losses_train has 3 losses.*needs 4 .*fewer"),
     ([1.0, math.inf], [1.0, 2.0], 1, "between 1.0 and inf, must span a finite range.*Emp"),
-    ([-1.7e308, 0.0], [1.0, 1.7e308], 1, "must span a finite range"),
 )
 
 
@@ -171,10 +158,6 @@ def test_the_generator_alone_decides_the_deals(method):
     assert null(train, population, method, 9) == null(train, population, method, 9)
     assert null(train, population, method, 9) != null(train, population, method, 9, seed=3)
     assert np.random.get_state()[1].tolist() == state
-    # It is the caller's: a second call goes on where the first one ended.
-    first = epsilon_star_null(train, population, 1e-5, method, permutations=9, rng=rng)
-    again = epsilon_star_null(train, population, 1e-5, method, permutations=9, rng=rng)
-    assert first.median != again.median
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -204,15 +187,10 @@ test_arguments_out_of_range_are_refused = refusals(
         )
     ),
     *(
-        (
-            partial(null, [1.0, 2.0], [1.0, 3.0], Empirical(0.1), permutations),
-            r"permutations=.* must be a whole number >= 1; 999 are",
-        )
-        for permutations in (0, -1, 1.5, True, math.nan)
+        (partial(null, [1.0, 2.0], [1.0, 3.0], Empirical(0.1), n), "permutations=.* >= 1; 999 are")
+        for n in (0, 1.5, True)
     ),
-    (lambda: null([math.nan], [2.0], Empirical(0.1)), "losses_train holds nan"),
     (lambda: null([1.0], [2.0, 3.0], Parametric(0.1)), "losses_train has 1 losses"),
-    (lambda: null([1.0], [2.0], Empirical(0.1), delta=1), "delta=1 must be"),
     (lambda: Parametric(1e-6, components=0), "components=0 must be a whole number >= 1; 1 is a"),
 )
 
@@ -253,21 +231,6 @@ def log_likelihood(values: np.ndarray, mixture: GaussianMixture) -> float:
     return float(np.log(sum(w * stats.norm.pdf(values, m, s) for w, m, s in parts)).mean())
 
 
-def test_the_scale_is_the_negative_logit_of_the_paper():
-    losses = np.array([0.2, 0.5, 3.0, 7.0])
-    scale = LogitScale.of(losses)
-    p = np.exp(-((losses - 0.2) / 6.8 + 1))
-    assert scale.forward(losses) == pytest.approx(-np.log(p / (1 - p)), rel=1e-12)
-    assert [scale.backward(y) for y in scale.forward(losses)] == pytest.approx(losses, rel=1e-12)
-    assert scale.backward(-3.0) < 0.2 < 7.0 < scale.backward(3.0)
-
-
-def test_one_gaussian_has_the_mean_and_standard_deviation_of_the_values():
-    fitted = fit("losses_train", np.array([1.0, 2.0, 4.0]), 1)
-    assert fitted.means == pytest.approx([7 / 3])
-    assert fitted.stds == pytest.approx([math.sqrt(7 / 3)])
-
-
 # More than 8192 values are fitted in groups.
 @pytest.mark.parametrize("n", [8000, 100_000])
 def test_a_mixture_is_found_again(n):
@@ -279,16 +242,6 @@ def test_a_mixture_is_found_again(n):
     assert fitted.stds == pytest.approx([0.5, 1], abs=2 * error)
     truth = GaussianMixture((0.3, 0.7), (-2.0, 1.0), (0.5, 1.0))
     assert log_likelihood(values, fitted) >= log_likelihood(values, truth)
-
-
-def test_groups_of_neighbours_change_the_fit_by_next_to_nothing(monkeypatch):
-    values = two_gaussians(np.random.default_rng(1), 30_000)
-    grouped = fit("losses_train", values, 2)
-    monkeypatch.setattr("lightning_audit.stats.epsilon_star._GROUPS", 10**6)
-    exact = fit("losses_train", values, 2)
-    assert grouped != exact
-    for name in ("weights", "means", "stds"):
-        assert getattr(grouped, name) == pytest.approx(getattr(exact, name), abs=1e-4)
 
 
 def test_a_component_does_not_shrink_onto_equal_losses():
@@ -320,7 +273,6 @@ test_a_mixture_that_is_none_is_named = refused(
     ((), (), (), "0, 0 and 0 elements, must have equally many each, at least 1"),
     ((1.0,), (0.0, 1.0), (1.0,), "1, 2 and 1 elements"),
     ((0.5, 0.6), (0.0, 1.0), (1.0, 1.0), r"weights=\(0.5, 0.6\) must be > 0 with the sum 1"),
-    ((1.5, -0.5), (0.0, 1.0), (1.0, 1.0), r"weights=.* must be > 0"),
     ((math.nan,), (0.0,), (1.0,), r"weights=\(nan,\) must be"),
     ((1.0,), (math.inf,), (1.0,), r"means=\(inf,\) must be finite"),
     ((1.0,), (0.0,), (0.0,), r"stds=\(0.0,\) must be finite numbers > 0"),
@@ -441,7 +393,6 @@ test_bad_models_are_named = refused(
     pareto_front,
     ([], [], r"cost=\[\] must be finite numbers"),
     ([1.0], [np.nan], "benefit=.*nan.* must be finite numbers"),
-    ([np.inf], [1.0], "cost=.*inf.* must be finite"),
     ([1.0, 2.0], [1.0], "cost has 2 elements and benefit 1, must have equally many"),
 )
 
@@ -483,22 +434,6 @@ def test_the_empirical_value_is_the_largest_of_thresholds(train, population, del
     assert star.fnr == pytest.approx(np.mean(np.array(train) > star.threshold))
     sizes = {"train_below": population, "train_above": population}
     assert star.at_clip == (below <= max(clip, 1 / len(sizes.get(star.inequality, train))))
-
-
-def test_entire_separation_reads_the_log_of_the_sample_size():
-    train, population = np.arange(200.0), 500 + np.arange(400.0)
-    star = empirical(train, population)
-    assert star.value == pytest.approx(math.log(400))
-    assert (star.threshold, star.fpr, star.fnr, star.at_clip) == (199.0, 0.0, 0.0, True)
-    assert empirical(train, population, 0.1, 0.01).value == pytest.approx(math.log(0.9 / 0.01))
-
-
-@given(whole, deltas, clips, st.randoms())
-def test_identical_sides_read_zero(losses, delta, clip, random):
-    shuffled = random.sample(losses, len(losses))
-    assert empirical(losses, shuffled, delta, clip).value == 0
-    if len(set(losses)) > 1:
-        assert epsilon_star(losses, shuffled, delta, Parametric(clip)).value == 0
 
 
 def test_constant_losses_tell_nothing():

@@ -108,7 +108,6 @@ test_bad_losses_are_named = refused(
     ([1.0, np.nan, 3.0], [1.0, 2.0, 3.0], 0.1, "losses_out holds nan .*1 of 3, .* at index 1"),
     ([1.0, 2.0, 3.0], [1.0, 2.0, 3.5], 1.0, r"alpha=1.0 must be in \(0, 1\)"),
     ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], 0.1, "std_out=0.0 must be > 0: equal losses"),
-    ([1.0, 2.0, 3.0], [7.0, 7.0, 9.0], 0.1, "std_in=0.0 must be > 0: equal losses"),
 )
 
 
@@ -214,9 +213,7 @@ test_arguments_out_of_range_are_refused = refusals(
     (lambda: auroc([], [1.0]), "scores_in is empty"),
     (lambda: roc_curve([1.0], []), "scores_out is empty"),
     (lambda: auroc([math.nan], [1.0]), "scores_in holds nan"),
-    (lambda: auroc([[1.0]], [1.0]), "scores_in has shape"),
     (lambda: tpr_at_fpr([1.0], [1.0], 1.5), r"fpr=1\.5 must be in \(0, 1\]"),
-    (lambda: tpr_at_fpr_lower([1.0], [1.0], 0.1, 0.0), r"significance=0\.0"),
     (lambda: tradeoff_upper([1.0], [1.0], 0.05, "ks"), "band='ks' must be one of"),
 )
 

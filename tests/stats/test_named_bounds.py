@@ -158,10 +158,7 @@ test_an_error_names_the_argument_and_what_is_allowed = refused_changes(
     },
     ({"method": "dp_sniper"}, r"method='dp_sniper'.*fdp_cp.*katz"),
     ({"delta": 0.0}, r"delta=0.0 must be in \(0, 1\).*for delta = 0 use the method katz"),
-    ({"delta": 1.0}, r"delta=1.0"),
-    ({"significance": 0.0}, r"significance=0.0"),
     ({"scores_in": [[1.0], [2.0]]}, r"scores_in has shape \(2, 1\)"),
-    ({"scores_out": [0.0, np.nan]}, r"scores_out holds nan"),
 )
 
 

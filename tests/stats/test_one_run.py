@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused_calls import refusals
 from scipy import optimize, special, stats
+from stages import most_failures, staged
 
 from lightning_audit.stats.one_run import (
     OneRunScores,
@@ -178,9 +179,7 @@ test_scores_and_guesses_that_are_none_are_refused = refusals(
         for scores, ways, message in (
             (([1.0], [0.0]), {"sides": "out"}, r"sides='out' must be one of \['both', 'in'\]"),
             (([1.0], [0.0]), {"guesses": [3]}, "guesses=3 must be at most the number of canar"),
-            (([1.0], [0.0]), {"guesses": [0]}, "guesses=0"),
             (([math.nan], [0.0]), {}, "scores_in holds nan"),
-            (([[1.0]], [0.0]), {}, "scores_in has shape"),
         )
     )
 )
@@ -276,7 +275,7 @@ def test_default_guesses_depend_on_the_number_of_canaries_only():
     assert [default_guesses(m, "in") for m in (0, 1, 10)] == [(), (), (2,)]
 
 
-def missed(mechanism, seed: list[int], bounds: list, repetitions: int) -> np.ndarray:
+def missed(mechanism, seed: list[int], bounds: list, repetitions: int, whole: int) -> np.ndarray:
     """Shares of runs in which the bounds exceed the truths."""
     rng, found = np.random.default_rng(seed), np.zeros(len(bounds))
     for _ in range(repetitions):
@@ -284,7 +283,7 @@ def missed(mechanism, seed: list[int], bounds: list, repetitions: int) -> np.nda
         scores = mechanism(rng, coins)
         for i, (bound, truth) in enumerate(bounds):
             found[i] += bound(scores[coins], scores[~coins]).value > truth + 1e-9
-    assert np.all(found / repetitions <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repetitions))
+    assert found.max() <= most_failures(repetitions, 0.05, whole)
     return found / repetitions
 
 
@@ -300,15 +299,16 @@ def missed(mechanism, seed: list[int], bounds: list, repetitions: int) -> np.nda
     ],
 )
 @pytest.mark.parametrize(("guesses", "sides"), [(None, "both"), ([100], "both"), ([100], "in")])
+@pytest.mark.parametrize("runs", staged(heavy=[600], nightly=[4000]))
 @pytest.mark.heavy_one_in(6)
-def test_bounds_fail_no_more_often_than_they_say(name, mu, epsilon, delta, guesses, sides):
+def test_bounds_fail_no_more_often_than_they_say(name, mu, epsilon, delta, guesses, sides, runs):
     of_scores = partial(OneRunScores, guesses=guesses, sides=sides)
     bounds = [
         (lambda *scores: of_scores(*scores).epsilon(delta), epsilon),
         (lambda *scores: of_scores(*scores).epsilon_fdp(delta), epsilon),
         (lambda *scores: of_scores(*scores).mu(), mu),
     ]
-    found = missed(MECHANISMS[name], [len(name), 0 if guesses is None else 1], bounds, 4000)
+    found = missed(MECHANISMS[name], [len(name), 0 if guesses is None else 1], bounds, runs, 4000)
     print(f"\n{name} {guesses} {sides}: missed epsilon {found[:2]}, mu {found[2]}")
     if name == "response" and guesses:
         assert found[0] > 0.02  # nothing is given away on the mechanism that attains it
@@ -380,9 +380,7 @@ def test_without_delta_it_is_at_most_a_fiftieth_below_the_first_bound(r):
 test_arguments_out_of_range_are_refused = refusals(
     (lambda: epsilon_one_run(3, 2, 5, 0.0, 0.05), "correct=3, guesses=2 and canaries=5 must"),
     (lambda: epsilon_one_run(1.5, 2, 5, 0.0, 0.05), "whole numbers with 0 <= correct"),
-    (lambda: epsilon_one_run(1, 2, 5, 0.0, 0.0), r"significance=0\.0 must be in \(0, 1\)"),
     (lambda: one_run_p_value(1, 2, 5, -1.0, 0.0), r"epsilon=-1\.0 must be"),
-    (lambda: mu_one_run(3, 2, 5, 0.05), "correct=3, guesses=2 and canaries=5 must"),
     (lambda: mu_one_run(True, 2, 5, 0.05), "correct=True"),
     (lambda: epsilon_one_run_fdp(1, 2, 5, 1.0, 0.05), r"delta=1\.0 must be in"),
 )

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused_calls import refusals, refused_changes
 from scipy import optimize, stats
+from stages import staged
 
 from lightning_audit.stats.gaussian import mu_white_box_from_scores
 from lightning_audit.stats.named_bounds import BOUND_NAMES, NamedBound
@@ -119,11 +120,8 @@ test_arguments_out_of_range_are_refused = refusals(
     (lambda: of_statistics(-1, 5, 1.0, 1.0, 1.0, DELTA, 0.05), "n_in=-1 must be a whole number"),
     (lambda: of_statistics(5, 5, math.inf, 1.0, 1.0, DELTA, 0.05), "difference=inf must be finite"),
     (lambda: of_statistics(5, 5, 1.0, 0.0, 1.0, DELTA, 0.05), r"squares_in=0\.0 must be a finite"),
-    (lambda: of_statistics(5, 5, 1.0, 1.0, math.inf, DELTA, 0.05), "squares_out=inf must be a"),
     (lambda: of_statistics(5, 5, 1.0, 1.0, 1.0, 0.0, 0.05), r"delta=0\.0 must be in \(0, 1\)"),
-    (lambda: of_statistics(5, 5, 1.0, 1.0, 1.0, DELTA, 1.0), r"significance=1\.0 must be in"),
     (lambda: of_scores([1.0, math.inf], [0.0], DELTA, 0.05), "scores_in holds infinity"),
-    (lambda: of_scores([[1.0]], [0.0], DELTA, 0.05), "scores_in has shape"),
     (lambda: of_scores([1.0, 2.0], [0.1, 0.1, 0.1], DELTA, 0.05), r"scores_out holds 0\.1 only"),
 )
 
@@ -139,19 +137,17 @@ def missed(n: int, mu: float, r: float, repetitions: int) -> float:
     return count / repetitions
 
 
-@pytest.mark.parametrize(("n", "mu", "r"), [(30, 0.0, 1.0), (300, 1.0, 1.0), (30, 0.0, 2.0)])
-def test_bound_seldom_exceeds_a_known_epsilon(n, mu, r):
-    assert missed(n, mu, r, 60) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 60)
-
-
-@pytest.mark.heavy
-@pytest.mark.heavy_one_in(9)
-@pytest.mark.parametrize("n", [4, 30, 300])
-@pytest.mark.parametrize(("mu", "r"), [(0.0, 1.0), (1.0, 1.0), (1.0, 0.7)])
-def test_bound_fails_no_more_often_than_it_says(n, mu, r):
-    share = missed(n, mu, r, 250)
-    print(f"\nn={n} mu={mu} r={r}: missed {share}")
-    assert share <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 250)
+@pytest.mark.parametrize(
+    ("n", "mu", "r", "runs"),
+    staged(
+        quick=[(30, 0.0, 1.0, 60), (300, 1.0, 1.0, 60), (30, 0.0, 2.0, 60)],
+        nightly=[
+            (n, *at, 250) for n in (4, 30, 300) for at in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.7))
+        ],
+    ),
+)
+def test_bound_fails_no_more_often_than_it_says(n, mu, r, runs):
+    assert missed(n, mu, r, runs) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
 
 
 #: What the data give along 300 directions, with no leakage.
@@ -295,8 +291,6 @@ test_an_error_names_the_argument_and_what_is_allowed = refused_changes(
     {"scores_in": SCORES[0], "scores_out": SCORES[1], "significance": LEVEL, **ONE_RUN},
     ({"method": "fdp_cp"}, r"method='fdp_cp' must be one of \['gaussian_pair', 'one_run',"),
     ({"method": "one_run_mu", "delta": 0.0}, r"delta=0.0 must be in \(0, 1\).*take one_run"),
-    ({"delta": 1.0}, r"delta=1.0"),
-    ({"guesses": [751]}, r"guesses=751 must be at most the number of canaries, 750"),
     ({"unscored": -1}, r"unscored=-1 must be a whole number >= 1; or 0"),
     ({"method": "white_box", "unscored": 2}, r"unscored=2 must be 0 for method='white_box'"),
     ({"sides": "out"}, r"sides='out' must be one of \['both', 'in'\]"),

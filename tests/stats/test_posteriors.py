@@ -109,7 +109,6 @@ test_what_is_no_density_is_refused = refused(
     lambda points, density: GridDistribution(np.array(points), np.array(density)),
     ([0.0, 1.0], [1.0, 1.0], r"points of shape \(2,\) must be at least three increasing"),
     ([0.0, 1.0, 1.0], [1.0] * 3, "must be at least three increasing numbers; sort them"),
-    ([0.0, 1.0, 2.0], [1.0] * 2, r"density of shape \(2,\) must hold one finite value"),
     ([0.0, 1.0, 2.0], [1.0, -1.0, 1.0], "one finite value >= 0 for each of the 3 points"),
     ([0.0, 1.0, 2.0], [0.0] * 3, "density is 0 at every point, must be positive"),
 )
@@ -151,19 +150,6 @@ def test_mass_has_twelve_digits_inside_and_outside(counts, delta, value):
         if 1e-9 < mass < 0.99:
             found = quantile(float(1 - mass), observed, delta, region=region)
             assert found == pytest.approx(value, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("counts", "delta", "probability"),
-    [
-        ((10, 990, 5, 995), 1e-5, 1e-10),
-        pytest.param((10, 990, 5, 995), None, 1e-10, marks=heavy),
-    ],
-)
-def test_small_quantiles_have_nine_digits(counts, delta, probability):
-    found = quantile(probability, ConfusionCounts(*counts), delta, region="one_sided")
-    below, _ = outside(found, counts, delta)
-    assert float(1 - below) == pytest.approx(probability, rel=1e-9)
 
 
 @pytest.mark.parametrize("delta", [0.01, None])
@@ -246,8 +232,6 @@ test_arguments_out_of_range_are_refused = refusals(
     (lambda: Posterior.of_mu(SOME).cdf(-1.0), r"value=-1\.0 must be a finite number >= 0"),
     (lambda: Posterior.of_mu(SOME).quantile(1e-200), r"probability=1e-200 must be at least 1e-100"),
     (lambda: Posterior.of_epsilon(EXAMPLE, 1.0).cdf(1.0), r"delta=1\.0 must be in \(0, 1\); or 0"),
-    (lambda: Posterior.of_epsilon(EXAMPLE, 0.0).quantile(0.0), r"probability=0\.0 must be in"),
-    (lambda: Posterior.of_epsilon(EXAMPLE, 0.0).interval(1.5), r"significance=1\.5 must be in"),
     (lambda: Posterior.of_mu(0.5), "^counts="),
     (
         lambda: Posterior.of_epsilon(EXAMPLE, 0, region="both").quantile(0.5),
@@ -274,17 +258,6 @@ def test_quantile_undoes_the_distribution_function(counts, delta, probability, r
         assert 1 - inside == pytest.approx(1 - probability, rel=1e-6, abs=1e-14)
     else:
         assert inside >= probability - 1e-14
-
-
-@settings(max_examples=60)
-@given(counts_of(3000), deltas, probabilities, regions)
-def test_worlds_may_be_swapped_and_the_direction_in_the_published_region(c, delta, p, region):
-    swapped = ConfusionCounts(c.fp, c.tn, c.fn, c.tp)
-    turned = ConfusionCounts(c.tp, c.fn, c.tn, c.fp)
-    here = quantile(p, c, delta, region=region)
-    assert quantile(p, swapped, delta, region=region) == pytest.approx(here, rel=1e-9, abs=1e-12)
-    if region == "two_sided":
-        assert quantile(p, turned, delta) == pytest.approx(here, rel=1e-9, abs=1e-12)
 
 
 @given(counts_of(3000), deltas, regions)

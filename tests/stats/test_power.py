@@ -145,7 +145,6 @@ test_bad_arguments_are_refused = refusals(
     (lambda: bound_power("fdp", 1.0, 2.0, 10), "method='fdp' must be one of"),
     (lambda: bound_power("fdp_cp", 0.0, 2.0, 10), "mu_claimed=0.0 must be a finite number > 0"),
     (lambda: bound_power("fdp_cp", 1.0, 2.0, 0), "n=0 must be a whole number >= 1"),
-    (lambda: bound_power("fdp_cp", 1.0, 2.0, 10, 0.0), r"significance=0.0 must be in \(0, 1\)"),
     (lambda: bound_power("fdp_pooled_cp", 1.0, 2.0, 10, 0.3), r"=0.3 must be in \(0, 1/4\]"),
     (lambda: flawless_guesses(0.6, 0.05), "rate=0.6 must be at most 0.5"),
     (lambda: further_guesses(3, 2, 0.2, 0.05), "errors"),
@@ -284,10 +283,8 @@ test_an_argument_out_of_range_is_named = refusals(
     (lambda: noise_power(8, -3, 0.8), "^steps=-3 must be"),
     (lambda: noise_power(8, 10, 1.0), r"^noise_ratio=1\.0 must be"),
     (lambda: noise_power(8, 10, 0.8, -0.1), r"^data_variance=-0\.1 must be"),
-    (lambda: noise_power(8, 10, 0.8, significance=0.0), r"^significance=0\.0 must be"),
     (lambda: sensitivity_power(0, 10, 2.0, 1.0), "^canaries=0 must be"),
     (lambda: sensitivity_power(8, True, 2.0, 1.0), "^steps=True must be"),
     (lambda: sensitivity_power(8, 10, 1.0, 1.0), r"^shift=1\.0 must be"),
     (lambda: sensitivity_power(8, 10, 2.0, 0.0), r"^residual_std=0\.0 must be"),
-    (lambda: sensitivity_power(8, 10, 2.0, 1.0, 1.0), r"^significance=1\.0 must be"),
 )

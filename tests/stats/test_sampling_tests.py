@@ -270,15 +270,6 @@ def test_nothing_is_said_without_a_step_or_a_divisor():
     assert test.log_e == 0.0
 
 
-@pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, 2.0])
-def test_the_stated_divisor_says_nothing_against_itself(scale):
-    rng, test = np.random.default_rng(0), DivisorTest()
-    for _ in range(30):
-        sums = rng.normal(size=40)
-        test.update(sums + scale * rng.normal(size=40), sums, 1.0, (1.0, 1.0))
-        assert test.log_e <= 1e-9
-
-
 def e_values_of_a_step(y: np.ndarray, s: np.ndarray, ratio: float) -> np.ndarray:
     """E-values after one step of noise 1, of many runs ``[runs, n]``, by a plain formula."""
     n = y.shape[1]

@@ -126,13 +126,6 @@ def test_many_observations_are_compared_at_some_counts_with_the_significance_sha
     # Between those counts the limit is that of the next one; all count up to the last is 1.
     assert (np.diff(limits) >= 0).all()
     assert limits[-1] == 1
-    # Not much wider than an exact band would be: it has a level of about .05 / 90.
-    alone = clopper_pearson_upper(np.arange(n + 1), n, 0.05 / 90)
-    rates = np.arange(n + 1) / n
-    middle = slice(10, n - 10)
-    wider = (limits - rates)[middle] / (alone - rates)[middle]
-    assert 1.0 < wider.min() < wider.max() < 1.45
-    assert np.mean(wider) < 1.3
 
 
 def test_no_observation_limits_nothing_and_cached_limits_cannot_be_overwritten():
@@ -303,17 +296,14 @@ def test_no_scores_prove_nothing():
 
 test_arguments_out_of_range_are_refused = refusals(
     (lambda: berk_jones_level(0, 0.05), "n=0 must be a whole number >= 1"),
-    (lambda: berk_jones_level(5, 1.0), r"significance=1\.0 must be in \(0, 1\); it is"),
     (lambda: berk_jones_level(5, 1e-9), r"significance=1e-09 must be in \[1e-08, 1\) .* DKW"),
     (lambda: dkw_half_width(5, 0.6), r"significance=0\.6 must be in \(0, 1/2\]"),
     (lambda: simultaneous_upper_limits(5, 0.05, "ks"), "band='ks' must be one of"),
     (lambda: Fixed(math.nan), "threshold holds nan"),
     (lambda: Grid([]), r"thresholds=\(\) must hold at least one number"),
     (lambda: Split(fraction=1.0), r"fraction=1\.0 must be in \(0, 1\)"),
-    (lambda: Split(seed=-1), "seed=-1 must be a whole number"),
     (lambda: MultiSplit(splits=1), "splits=1 must be a whole number >= 2; use Split"),
     (lambda: MultiSplit(fraction=0.0), r"fraction=0\.0 must be in \(0, 1\)"),
-    (lambda: bound([[1.0]], [0.0], Maximum()), r"scores_in has shape \(1, 1\)"),
     (lambda: bound([1.0], [math.nan], Maximum()), "scores_out holds nan"),
     (
         lambda: threshold_bound([1.0], [0.0], Simultaneous(), mu_of_counts, 0.05),

