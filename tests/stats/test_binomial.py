@@ -98,11 +98,8 @@ def naive_e(k: int, n: int, rate: float, prior: Any) -> float:
     ("errors", "trials", "one_look", "mu"),
     # -2.08, .84, .70, 4.84 and 3.53 with the single concentration 1,000.
     [
-        (0, 30, 2.62, 2.13),
-        (0, 100, 3.78, 3.53),
-        (2, 100, 3.08, 2.65),
-        (0, 1000, 5.50, 5.43),
-        (20, 1000, 3.79, 3.59),
+        *((0, 30, 2.62, 2.13), (0, 100, 3.78, 3.53), (2, 100, 3.08, 2.65)),
+        *((0, 1000, 5.50, 5.43), (20, 1000, 3.79, 3.59)),
     ],
 )
 def test_few_guesses_prove_nearly_what_one_look_at_them_does(errors, trials, one_look, mu):
@@ -113,6 +110,8 @@ def test_few_guesses_prove_nearly_what_one_look_at_them_does(errors, trials, one
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.2, 0.3085, 0.5])
+@pytest.mark.one_in(4)
+@pytest.mark.heavy_one_in(4)
 def test_limits_of_all_looks_hold_at_once(rate):
     rng = np.random.default_rng(round(1e4 * rate))
     runs, looks = 2000, 400

@@ -129,10 +129,8 @@ def rate(name: str, claimed: float, n: int, runs: int, box="clopper_pearson") ->
 @pytest.mark.parametrize(
     ("name", "claimed", "box", "expected"),
     [
-        ("Gaussian", 0.95, "clopper_pearson", 0.38),
-        ("Gaussian", 0.9, "hoeffding", 0.57),
-        ("Gaussian", 0.9, "clopper_pearson", 0.97),
-        ("Laplace", 0.95, "clopper_pearson", 0.22),
+        *(("Gaussian", 0.95, "clopper_pearson", 0.38), ("Gaussian", 0.9, "hoeffding", 0.57)),
+        *(("Gaussian", 0.9, "clopper_pearson", 0.97), ("Laplace", 0.95, "clopper_pearson", 0.22)),
         ("Laplace", 0.9, "hoeffding", 0.45),  # the reference has .28
         ("Laplace", 0.9, "clopper_pearson", 0.97),
     ],

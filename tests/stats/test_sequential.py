@@ -402,7 +402,7 @@ class ManyCanaries:
             "noise.canary": quick_log_mean_exp(np.stack([pooled, units], axis=-1)),
             "sensitivity": self.coin.log_e,
             "epsilon": self.leakage.log_e,
-            "bound on the signal": self.signal.log_e[..., 0],
+            BOUND: self.signal.log_e[..., 0],
         }
 
 

@@ -254,16 +254,6 @@ def test_privacy_curve_is_the_hockey_stick_divergence(sigma, q, direction):
         assert f.delta_at(epsilon) == pytest.approx(naive, abs=1e-8)
 
 
-def test_full_batches_are_gaussian():
-    tried = np.linspace(0, 1, 101)
-    for direction in ("both", "remove", "add"):
-        f = SubsampledGaussianTradeoff(0.5, 1.0, direction)
-        assert f(tried) == pytest.approx(GaussianTradeoff(2.0)(tried), abs=1e-14)
-        assert f.epsilon_at(1e-5) == pytest.approx(GaussianTradeoff(2.0).epsilon_at(1e-5), rel=1e-9)
-        loud = SubsampledGaussianTradeoff(0.25, 1.0, direction).epsilon_at(1e-4)
-        assert loud == pytest.approx(GaussianTradeoff(4.0).epsilon_at(1e-4), rel=1e-13)
-
-
 @given(sigmas, qs, directions, st.floats(-10, -0.01).map(lambda power: 10.0**power))
 @example(0.25, 1.0, "add", 1e-4)
 def test_epsilon_undoes_delta(sigma, q, direction, delta):
@@ -354,9 +344,6 @@ def test_approx_dp_below_its_delta_has_no_epsilon():
 def test_named_points():
     assert GaussianTradeoff(0.0)(0.3) == pytest.approx(0.7, rel=1e-15)
     assert GaussianTradeoff(2.0)(np.array([0.0, 1.0])).tolist() == [1.0, 0.0]
-    f = GaussianTradeoff(1)
-    converted = gaussian_delta(2.0, 1.0), gaussian_epsilon(1.0, 1e-5)
-    assert (f.delta_at(2.0), f.epsilon_at(1e-5)) == converted
     # Total variation: alpha + beta is smallest where both are equal, at Phi(-mu / 2).
     assert GaussianTradeoff(2.0)(float(special.ndtr(-1.0))) == pytest.approx(special.ndtr(-1.0))
     at = ApproxDPTradeoff(0.0, 0.2)(np.array([0.0, 0.5, 0.8, 1.0]))
