@@ -40,13 +40,6 @@ def proof(needed: float, *groups: tuple[float, float, float, float]) -> LeastLog
     return LeastLogs(1.0, True, mus, rates, stakes, steps, needed)
 
 
-def test_steps_of_one_claim_all_leak_what_is_needed_of_each():
-    needed = 400 * float(proof(0.0, (1.0, 0.01, 0.5, 400.0)).logs(np.array([[0.8]]))[0, 0])
-    for (found,) in cheapest(proof(needed, (1.0, 0.01, 0.5, 400.0)), [Phase(1.0, 0.01, 400)]):
-        assert found.noise_multiplier == pytest.approx(1.25, rel=1e-9)
-        assert (found.sample_rate, found.steps) == (0.01, 400)
-
-
 @pytest.mark.parametrize("order", [2, 8, 64])
 @pytest.mark.parametrize("rates", [(0.01, 0.01), (0.1, 0.001), (1.0, 1.0)])
 @pytest.mark.parametrize("stakes", [(0.3, 0.3), (0.05, 0.8)])

@@ -98,16 +98,6 @@ def test_on_a_lattice_a_gradient_of_one_number_is_no_shift_of_a_step():
         assert max(shift.log_e for shift in shifts.values()) == 0.0
 
 
-def test_noise_that_grows_with_the_batch_is_found():
-    def privatize(grads: list[torch.Tensor]) -> list[torch.Tensor]:
-        share = (len(grads[0]) / BATCH) ** 0.5
-        return noisy(clipped_sum, lambda: share * torch.randn(17))(grads)
-
-    found = reading(privatize)
-    assert 1.002 < found.sizes[found.found[0]] < 1.4
-    assert not reading(privatize, "fixed").found
-
-
 def now_and_then(period: int) -> Sum:
     """Clips at all calls but some."""
     calls = 0

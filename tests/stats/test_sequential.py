@@ -31,9 +31,7 @@ from lightning_audit.stats.sequential import (
     share_error_upper,
     share_log_e,
 )
-from lightning_audit.stats.tradeoff import gaussian_mu
 
-CLAIMED = gaussian_mu(1.27, 1e-5)
 CANARIES = 8
 RUNS, STEPS, BATCH = 20_000, 100, 2_500
 #: A tenth of a batch's time shows what is wrong by a half.
@@ -119,39 +117,6 @@ def test_looks_are_taken_at_each_of_the_first_hundred_and_at_every_tenth_later()
 
 
 # --- What looking again and again costs, and how soon each test finds a violation: references.
-def medians(noise: float, shift: float, steps: int) -> list[float]:
-    """Median observations a world until bets refuse the claim, at .05 and at 1e-3."""
-    sigma, runs, levels = 1 / CLAIMED, 200, (0.05, 1e-3)
-    rng = np.random.default_rng([round(100 * noise), round(100 * shift)])
-    course = AdmittedCourse((runs, CANARIES))
-    first = np.full((len(levels), runs), np.inf)
-    for step in range(1, steps + 1):
-        coins = rng.integers(0, 2, (runs, CANARIES)).astype(float)
-        readings = shift * coins + noise * sigma * rng.standard_normal(coins.shape)
-        course.update(coins, readings, sigma)
-        for row, level in zip(first, levels, strict=True):
-            row[course.refused(level) & np.isinf(row)] = step * CANARIES / 2
-    return [float(found) for found in np.median(first, axis=1)]
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("noise", "shift", "published"),
-    # Published for pairs of observations, looking every 10 (50 for noise x0.8), from 200 runs or
-    # fewer; None where it was not published.
-    [(0.5, 1.0, (240, 495)), (1.0, 2.0, (245, 520)), (0.8, 1.0, (3075, None))],
-)
-def test_bets_on_leakage_flag_nearly_as_soon_as_bets_of_every_size(noise, shift, published):
-    found = medians(noise, shift, 1300 if noise == 0.8 else 220)
-    print(f"\nnoise x{noise}, shift x{shift}: {found}")
-    for median, expected in zip(found, published, strict=True):
-        if expected is not None:
-            # Four fifths of the wealth are on bets for an end, which prove the most near the claim,
-            # where the published bet, of every size, has all of it. Where twice the claim leaks
-            # this costs up to two thirds more observations, and `noise` has found it long before.
-            assert median <= (1.2 if noise == 0.8 else 1.75) * expected
-
-
 def test_wealth_is_that_of_a_plain_loop():
     rng, bet = np.random.default_rng(0), SingleStepBet()
     wealth = np.ones(len(STEP_STAKES))
