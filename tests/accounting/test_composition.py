@@ -135,8 +135,7 @@ def test_practically_no_loss_ends_the_search():
     assert epsilon_of_history([Phase(100.0, 1e-6, 1)], 1e-5) == 0.0
 
 
-@pytest.mark.parametrize("rate", [0.02, 0.05])
-@pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize(("sigma", "rate"), [(0.5, 0.05), (1.0, 0.02), (4.0, 0.05)])
 def test_a_delta_above_the_cost_at_epsilon_zero_costs_none_on_a_coarse_grid(sigma, rate, builds):
     # The total variation of a step's two distributions.
     variation = rate * (2 * ndtr(1 / (2 * sigma)) - 1)
@@ -432,7 +431,7 @@ test_bad_arguments_are_refused = refusals(
 )
 
 
-@pytest.mark.parametrize("fpr", [0.001, 0.01, 0.3, 0.7])
+@pytest.mark.parametrize("fpr", [0.001, 0.7])
 def test_the_best_attack_on_steps_without_sampling_is_that_on_a_gaussian(fpr):
     """Neyman and Pearson: Phi(mu + Phi^-1(fpr)), never below it."""
     found = attack_tpr([Phase(2.0, 1.0, 16)], fpr)

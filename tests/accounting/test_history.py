@@ -30,6 +30,7 @@ def test_bucket_is_the_next_grid_point_upward(sigma, ratio):
     bucket = bucket_up(sigma, ratio)
     assert sigma <= bucket <= sigma * ratio * (1 + 1e-9)
     assert bucket_up(bucket, ratio) == bucket
+    assert bucket_up(0.0, ratio) == 0.0
 
 
 @given(histories)

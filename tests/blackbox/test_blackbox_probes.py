@@ -28,7 +28,7 @@ ROWS, OTHERS = np.ones((4, 3)), np.zeros((3, 3))
 MODULE_GENERATOR = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize("seed", staged(quick=[0], heavy=[1, 2]))
+@pytest.mark.parametrize("seed", staged(quick=[0], nightly=[1, 2]))
 @pytest.mark.parametrize("name", CORRECT)
 @pytest.mark.heavy_one_in(4)
 @pytest.mark.one_in(3)
