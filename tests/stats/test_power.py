@@ -66,12 +66,6 @@ def test_the_power_is_the_sum_over_all_counts_that_the_bound_decides(method, cla
     assert bound_power(method, claimed, true, n) == pytest.approx(naive, abs=4e-3)
 
 
-@pytest.mark.parametrize("n", [50, 1000, 20_000])
-def test_a_true_claim_is_refuted_as_rarely_as_the_level_says(n):
-    assert bound_power("fdp_pooled_cp", 0.7, 0.7, n) <= 0.05 + 1e-3
-    assert bound_power("fdp_cp", 0.7, 0.7, n) <= 0.05
-
-
 @pytest.mark.parametrize("method", POWER_METHODS)
 def test_a_mechanism_that_hides_nothing_is_always_told(method):
     """Its error rate is below the smallest that the binomial quantile knows."""
@@ -196,13 +190,11 @@ def test_noise_power_is_that_of_the_audits_own_code(k, steps, ratio, data, signi
 
 @pytest.mark.parametrize(
     ("data", "reference", "tolerance", "ours"),
+    # By a simulation of the design phase, with its error, the last two read off to one digit; and
+    # the digits of ours.
     [
-        # Reference: a simulation of the design phase, with its error; ours: these digits exactly.
-        (0.0, 0.995, 0.01, 0.9940947954859457),
-        (0.02, 0.972, 0.01, 0.9724351524448448),
-        (0.05, 0.875, 0.03, 0.8553508861435941),
-        # Read off to one digit there, and of a data term of another law.
-        (0.1, 0.3, 0.1, 0.39320020531914385),
+        *((0.0, 0.995, 0.01, 0.9940947954859457), (0.02, 0.972, 0.01, 0.9724351524448448)),
+        *((0.05, 0.875, 0.03, 0.8553508861435941), (0.1, 0.3, 0.1, 0.39320020531914385)),
         (0.2, 0.0, 0.03, 0.004388837739743602),
     ],
 )
@@ -242,12 +234,6 @@ def test_steps_for_a_shift_stay_within_a_quarter_of_the_t_tests(shift, sigma, ou
     # The coin bet assumes no normal noise of one variance; the right-Haar t test does.
     assert shift_steps(shift, sigma) == ours
     assert ours == pytest.approx(t_test, rel=0.25)
-
-
-@pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0])
-def test_steps_said_to_be_needed_are_enough(sigma):
-    steps = shift_steps(2.0, sigma)
-    assert simulated_sensitivity_power(8, steps, 2.0, sigma) >= 0.95 - 3 * error_of(0.95)
 
 
 def test_steps_said_to_be_needed_for_small_noise_are_enough_and_not_too_many():
