@@ -31,9 +31,15 @@ from lightning_audit.accounting.spending import composed_epsilon
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 DELTA = 1e-5
+
+
 #: Sample rate and steps of trainings.
 SAMPLED = [(0.01, 300), (0.04, 25), (0.002, 2000)]
+
+
 ONE = [1]
+
+
 SOME = [Phase(1.0, 0.01, 10)]
 
 
@@ -83,6 +89,22 @@ def test_full_batches_compose_exactly():
     assert epsilon_of_history([Phase(2.0, 1.0, 100)], 1e-5) == pytest.approx(33.103733, abs=1e-6)
     mixed = [Phase(2.0, 1.0, 10), Phase(5.0, 1.0, 40), Phase(2.0, 1.0, 7)]
     assert epsilon_of_history(mixed, 1e-5) == gaussian_epsilon(math.sqrt(17 / 4 + 40 / 25), 1e-5)
+
+
+def test_agrees_with_quadrature_of_a_single_step():
+    # Naive twin: one step's privacy curve by summing the densities (remove, then add).
+    sigma, rate, delta = 0.8, 0.2, 1e-3
+    x = np.linspace(-12 * sigma, 1 + 12 * sigma, 400_001)
+    without = np.exp(-0.5 * (x / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
+    shifted = np.exp(-0.5 * ((x - 1) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
+    within = (1 - rate) * without + rate * shifted
+    epsilon = epsilon_of_history([Phase(sigma, rate, 1)], delta, grid=1e-4)
+    width = x[1] - x[0]
+    spent = max(
+        np.maximum(p - math.exp(epsilon) * q, 0).sum() * width
+        for p, q in ((within, without), (without, within))
+    )
+    assert spent == pytest.approx(delta, rel=1e-3)
 
 
 # Replaced records.
@@ -446,9 +468,6 @@ def test_the_noise_for_an_attack_is_the_least_that_allows_it():
     assert ndtr(mu + special.ndtri(0.01)) == pytest.approx(0.05, rel=0.1)
     assert attack_tpr([Phase(sigma, 0.1, 50)], 0.01) <= 0.05
     assert attack_tpr([Phase(0.99 * sigma, 0.1, 50)], 0.01) > 0.05
-
-
-# --- Records of several items.
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from dp_accounting.pld.privacy_loss_distribution import (
     from_gaussian_mechanism,
+    from_mixture_gaussian_mechanism,
 )
 from scipy import stats
 
@@ -66,6 +67,23 @@ def test_a_step_on_a_group_has_the_privacy_curve_of_the_integral(sigma, rate, it
         assert step.get_delta_for_epsilon(epsilon) == pytest.approx(
             max(removed, added), rel=1e-6, abs=1e-12
         )
+
+
+@pytest.mark.parametrize(("sigma", "rate", "items"), [(1.0, 0.05, 2), (4.0, 0.2, 5)])
+def test_steps_on_a_group_are_those_of_the_mixture_of_gaussians_of_dp_accounting(
+    sigma, rate, items
+):
+    counts = range(items + 1)
+    theirs = from_mixture_gaussian_mechanism(
+        sigma,
+        counts,
+        stats.binom.pmf(counts, items, rate),
+        value_discretization_interval=0.01,
+    )
+    ours = step_losses(sigma, rate, 0.01, items)
+    for steps, delta in ((1, 1e-6), (50, 1e-3), (50, 1e-8)):
+        mine, other = (s.self_compose(steps).get_epsilon_for_delta(delta) for s in (ours, theirs))
+        assert mine == pytest.approx(other, rel=1e-5)
 
 
 def test_a_large_group_of_rare_items_has_finite_losses():

@@ -3,6 +3,7 @@ import pytest
 from refused_arguments import refused
 from refused_calls import refused_changes
 from scipy import stats
+from stages import staged
 
 from lightning_audit.stats.attack_strength import (
     GridDistribution,
@@ -16,8 +17,14 @@ from lightning_audit.stats.attack_strength import (
 )
 
 WEAK = attack_counts([40, 45], 100, [50, 40], 100)
+
+
 FALSE_POSITIVES = [40, 50, 60, 100, 100, 110, 120, 200, 200, 200]
+
+
 FALSE_NEGATIVES = [250, 200, 150, 100, 120, 100, 100, 80, 70, 60]
+
+
 STRONG = attack_counts(FALSE_NEGATIVES, 1000, FALSE_POSITIVES, 1000)
 
 
@@ -71,6 +78,14 @@ def test_strong_attacks_are_reproduced(strong):
     assert cut.strength.interval(0.1) == pytest.approx((0.5680, 0.7953), abs=4e-4)
 
 
+def test_prior_of_the_published_code_is_reproduced(strong):
+    eps = np.maximum(strong.levels, 1e-9)
+    other = reweighted(strong, np.where(strong.levels > 0, np.exp(-(eps**2) / 20) / eps, 0.0))
+    assert other.epsilon.mean == pytest.approx(2.9484, abs=1e-4)
+    assert other.epsilon.interval(0.1) == pytest.approx((2.6834, 3.3604), abs=6e-4)
+    assert other.strength.mean == pytest.approx(0.71013, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("strength", "n", "interval"),
     [
@@ -117,3 +132,24 @@ def test_without_challenges_the_posterior_is_the_prior():
     posterior = attack_strength_posterior(attack_counts(0, 0, 0, 0), 1e-5)
     assert posterior.epsilon.mean == pytest.approx(np.sqrt(20 / np.pi), rel=1e-4)
     assert posterior.strength.interval(0.1) == pytest.approx((0.05, 0.95), abs=1e-3)
+
+
+# The heavy stage has the first draws of the nightly's; 200 draws of this seed give p = .12 and .39.
+@pytest.mark.parametrize("runs", staged(heavy=[15], nightly=[60]))
+def test_the_interval_holds_its_level_averaged_over_the_prior(runs):
+    rng, ranks = np.random.default_rng(2026), []
+    for _ in range(runs):
+        epsilon, s = abs(rng.normal(0, np.sqrt(10))), rng.random()
+        x, y = rng.random((2, 1_000_000))
+        # Smallest epsilon of each pair of rates, for delta = 0.
+        with np.errstate(divide="ignore"):
+            logs = [np.log((1 - x) / y), np.log((1 - y) / x), np.log(x / (1 - y))]
+            leak = np.maximum.reduce([*logs, np.log(y / (1 - x))])
+        chosen = np.flatnonzero((leak > s * epsilon) & (leak <= epsilon))[:3]
+        if chosen.size < 3:
+            pytest.fail("too few pairs of rates to draw attacks from")
+        fp, fn = rng.binomial(200, x[chosen]), rng.binomial(200, y[chosen])
+        posterior = attack_strength_posterior(attack_counts(fn, 200, fp, 200), 0.0)
+        ranks.append((posterior.epsilon.cdf(epsilon), posterior.strength.cdf(s)))
+    for rank in np.array(ranks).T:
+        assert stats.kstest(rank, "uniform").pvalue > 0.01

@@ -6,7 +6,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 from beta_twins import beta_cdf, log_beta_density
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from refused_calls import refusals
 from scipy import integrate, optimize, special, stats
@@ -21,9 +21,14 @@ from lightning_audit.stats.binomial import (
     jeffreys_upper,
     katz_log_lower,
 )
+from lightning_audit.stats.tradeoff import gaussian_mu
 
 SHAPES = [0.5, 1.0, 1.5, 7.5, 15.0, 15.5, 300.5, 1e4 + 0.5, 1e6 + 0.5]
+
+
 significances = st.sampled_from([1e-6, 1e-3, 0.05, 0.5])
+
+
 LIMITS = [clopper_pearson_lower, clopper_pearson_upper, jeffreys_lower, jeffreys_upper]
 
 
@@ -130,6 +135,13 @@ def test_a_guess_of_at_least_the_rate_gains_nothing_on_average(rate, higher, k, 
         assert mean == pytest.approx(1, abs=1e-9)  # nothing is given away at the rate itself
 
 
+@given(st.floats(0.01, 0.99), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_a_pair_of_unequal_rates_gains_nothing_either(rate, p, fnr, fpr):
+    assume((fnr + fpr) / 2 >= rate)
+    means = [r * p + (1 - r) * (1 - p * rate) / (1 - rate) for r in (fnr, fpr)]
+    assert math.prod(means) <= 1 + 1e-9
+
+
 @given(counts(), significances)
 def test_all_rates_above_the_limit_are_rejected_and_none_below(found, significance):
     limit = error_rate_confidence_sequence(*found, significance)
@@ -139,6 +151,24 @@ def test_all_rates_above_the_limit_are_rejected_and_none_below(found, significan
     above, below = above[above < 1], below[below > 0]
     assert (error_rate_log_e(*found, above) >= threshold - 1e-4).all()
     assert (error_rate_log_e(*found, below) <= threshold + 1e-4).all()
+
+
+def flagged(noise: float, looks: int, runs: int, every: int) -> np.ndarray:
+    """First observation a world at which the claim of epsilon 1.27 is rejected, at .05."""
+    claimed = gaussian_mu(1.27, 1e-5)
+    rate = float(special.ndtr(-claimed / 2))
+    rng = np.random.default_rng([round(100 * noise), looks])
+    actual = float(special.ndtr(-claimed / noise / 2))
+    errors = np.cumsum(rng.binomial(2 * every, actual, (runs, looks)), axis=1)
+    trials = 2 * every * np.arange(1, looks + 1)
+    hit = error_rate_log_e(errors, np.broadcast_to(trials, errors.shape), rate) >= math.log(20)
+    return np.where(hit.any(axis=1), (np.argmax(hit, axis=1) + 1.0) * every, np.inf)
+
+
+@pytest.mark.heavy
+def test_correct_runs_are_flagged_less_often_than_the_significance():
+    rate = float(np.mean(np.isfinite(flagged(1.0, looks=100, runs=6000, every=50))))
+    assert rate == pytest.approx(0.013, abs=0.008)
 
 
 @pytest.mark.parametrize("significance", [0.01, 0.05, 0.3])
@@ -178,6 +208,17 @@ def test_jeffreys_limits_are_quantiles_of_the_posterior(k, n):
     posterior = stats.beta(k + 0.5, n - k + 0.5)
     assert jeffreys_lower(k, n, 0.05) == pytest.approx(posterior.ppf(0.05), rel=1e-10)
     assert jeffreys_upper(k, n, 0.05) == pytest.approx(posterior.isf(0.05), rel=1e-10)
+
+
+def test_jeffreys_limits_hold_their_level_averaged_over_the_prior():
+    # Where k = 0 or n the limits are clipped, so that they fail less often than they say.
+    rng, n = np.random.default_rng(0), 20
+    rates = rng.beta(0.5, 0.5, 200_000)
+    k = rng.binomial(n, rates)
+    inner = (k > 0) & (k < n)
+    for missed in (jeffreys_lower(k, n, 0.05) > rates, jeffreys_upper(k, n, 0.05) < rates):
+        assert abs(missed[inner].mean() - 0.05) < 3 * math.sqrt(0.05 * 0.95 / inner.sum())
+        assert missed.mean() <= 0.05
 
 
 def test_a_jeffreys_limit_fails_more_often_than_it_says_at_some_rates():

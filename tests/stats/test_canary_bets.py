@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from admitted_course import AdmittedCourse
-from coin_steps import RATIOS, mean_over_coins
+from coin_steps import RATIOS, mean_over_coins, normal_mean
 from hypothesis import given
 from hypothesis import strategies as st
 from refused_calls import refusals
@@ -29,12 +29,37 @@ from lightning_audit.stats.power import sensitivity_power, steps_needed
 
 # --- The coin bet: against a naive twin, in expectation, and on a gross fault.
 residual = st.floats(-1e4, 1e4)
+
+
 PROBABILITIES = [0.1, 0.3, 0.5, 0.9]
+
+
 SHARE = 1e-4
+
+
 GROUPS = ["Dirac", "Spread", "Dirac", "BlockPair", "Dirac", "Dirac", "Spread", "Dirac"]
+
+
 LEVEL = 0.05
+
+
 RUNS = 2000
+
+
 GRID = np.array([0.2, 0.5, 0.8, 0.9, 1.0, 1.5, 2.0, 100.0])
+
+
+@given(st.lists(residual, min_size=1, max_size=4), st.integers(0, 8))
+def test_coin_bet_gains_nothing_over_the_coins_whatever_the_residual(residuals, history):
+    assert mean_over_coins(np.array(residuals), 1.0, history) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5, 0.9, 1.0])
+def test_coin_bet_has_expectation_at_most_one_up_to_the_signal_and_more_above(shift):
+    mean = normal_mean(lambda r: mean_over_coins(np.array([r]), shift, history=0), 0.4, 0.7)
+    assert mean <= 1 + 1e-9
+    assert (mean < 1 - 1e-4) == (shift < 0.95)
+    assert normal_mean(lambda r: mean_over_coins(np.array([r]), 2.0, 0), 0.0, 0.7) > 1.01
 
 
 def steps_of(p: float, seed: int, steps: int, shape: tuple[int, ...], shift: float = 1.0):
@@ -170,6 +195,31 @@ def test_sound_runs_alarm_no_oftener_than_the_significance(p, runs, terms):
         assert max(rates.values()) <= highest, (term, rates)
 
 
+@pytest.mark.parametrize("p", [0.1, 0.5])
+@pytest.mark.parametrize(
+    ("runs", "terms"),
+    staged([(1500, ["skewed"])], [(2500, list(DATA_TERMS))], [(10_000, list(DATA_TERMS))]),
+)
+def test_a_bet_on_groups_alarms_no_oftener_than_the_significance(p, runs, terms):
+    highest = 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
+    # The kinds differ in their signal, none adds more than it may, and one is much louder.
+    signal = np.array([1.0, 1.0, 0.5, 0.9, 1.0, 1.0, 1.0, 0.0])
+    loudness = np.array([1.0, 0.5, 20.0, 1.0, 1.0, 1.0, 0.5, 1.0])
+    for term in terms:
+        rng = np.random.default_rng([round(100 * p), list(DATA_TERMS).index(term), 1])
+        shape = (runs, len(GROUPS))
+        bet = CoinBet(shape, coin_probability=p, groups=GROUPS)
+        best, level = np.zeros(runs), np.zeros(shape)
+        for _ in range(60):
+            coins = (rng.random(shape) < p).astype(float)
+            term_now = loudness * DATA_TERMS[term](rng, level)
+            bet.update(coins, signal * coins + term_now + rng.standard_normal(shape))
+            level += coins - p
+            best = np.maximum(best, bet.log_e)
+        rate = float(np.mean(best >= -math.log(0.05)))
+        assert rate <= highest, (term, rate)
+
+
 def test_a_fault_of_one_group_is_flagged_in_half_the_steps_and_that_of_all_hardly_later():
     runs, share = 200, SHARE
     spread = np.array([2.45 if name == "Spread" else 1.0 for name in GROUPS])
@@ -203,9 +253,6 @@ def test_steps_said_to_be_needed_are_enough(p, k, shift):
     assert flagged(p, k, steps, shift) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 1000)
     # And not many more than are: with half of them a run in twenty is not flagged.
     assert flagged(p, k, steps // 2, shift) < 0.95
-
-
-# --- Bets on the score of guesses: what is proved of steps that leak unlike parts of their claims.
 
 
 @pytest.mark.parametrize("p", [0.5, 0.2])
@@ -389,6 +436,35 @@ def test_mean_over_the_coin_is_one_at_the_true_signal_and_less_above_it(p, resid
         assert mean == pytest.approx(1, abs=1e-12)
 
 
+#: Data terms, from the generator, the sum of the residuals so far and the number of the step.
+DATA_OF_ANY_KIND = {
+    "nothing": lambda rng, total, step: np.zeros(total.shape),
+    "two values": lambda rng, total, step: 100.0 * rng.integers(0, 2, total.shape),
+    "parity": lambda rng, total, step: np.full(total.shape, 30.0 * (step % 2)),
+    "skewed": lambda rng, total, step: 50.0 * (rng.random(total.shape) < 0.02),
+    "following": lambda rng, total, step: -20.0 * np.sign(total),
+}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("p", [0.1, 0.5])
+@pytest.mark.parametrize("data", DATA_OF_ANY_KIND)
+def test_limit_of_the_signal_holds_at_all_times_for_any_data(data, p):
+    runs, k, adds = 4000, 4, 0.5
+    rng = np.random.default_rng(7)
+    bet, total = SignalBet((runs, k), np.array([0.5, 0.51, 1.0]), 1.0, p), np.zeros((runs, k))
+    missed = np.zeros(runs, dtype=bool)
+    for step in range(80):
+        coins = (rng.random((runs, k)) < p).astype(float)
+        term = DATA_OF_ANY_KIND[data](rng, total, step)
+        readings = adds * coins + term + 0.3 * rng.standard_normal((runs, k))
+        bet.update(coins, readings)
+        missed |= bet.signal_lower(0.05) >= adds
+        total += readings - adds * coins
+    print(f"\n{data} p={p}: {missed.mean()}")
+    assert missed.sum() <= stats.binom.isf(1e-3, runs, 0.05)
+
+
 def e_values(count, squares) -> np.ndarray:
     n, s, tau = np.asarray(count)[..., None], np.asarray(squares)[..., None], NOISE_PRECISIONS
     return np.mean(np.exp(0.5 * n * np.log(tau) - 0.5 * (tau - 1.0) * s), axis=-1)
@@ -405,3 +481,25 @@ def test_noise_upper_at_the_ends_and_of_many_readings():
     assert noise_upper([1], [0.0], [1.0], 1e-6) == math.inf
     assert noise_upper([100], [0.0], [1.0], 1e-6) == 0.0
     assert noise_upper([200_000], [200_000.0], [1.0], 0.025) < 1.0065
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("data", [0.0, 3.0])
+def test_noise_upper_holds_at_all_times(data):
+    runs, units, steps = 3000, 2, 60
+    rng = np.random.default_rng(1)
+    squares, missed = np.zeros((runs, units)), np.zeros(runs, dtype=bool)
+    for step in range(1, steps + 1):
+        term = data * rng.integers(0, 2, (runs, units, 4))
+        squares += ((term + rng.standard_normal((runs, units, 4))) ** 2).sum(axis=-1)
+        # That the limit is below the true 1 is that the scale 1 is rejected.
+        each = e_values(4 * step, squares).mean(axis=-1)
+        log_e = np.log(0.5 * e_values(4 * step * units, squares.sum(axis=-1)) + 0.5 * each)
+        missed |= log_e >= -math.log(0.05)
+        if step == steps:
+            for run in range(50):
+                count = [4 * step * units, 4 * step, 4 * step]
+                sums = [squares[run].sum(), *squares[run]]
+                limit = noise_upper(count, sums, [0.5, 0.25, 0.25], 0.05)
+                assert (limit <= 1) == (log_e[run] >= -math.log(0.05))
+    assert missed.sum() <= stats.binom.isf(1e-3, runs, 0.05)

@@ -31,8 +31,14 @@ from lightning_audit.stats.noise_tests import noise_log_e
 
 # --- Entries of a step that share their noise, at distances that nobody was told.
 FloatArray = NDArray[np.float64]
+
+
 Made = Callable[[FloatArray], FloatArray]
+
+
 FLAGS = np.log(1e5)
+
+
 SPREAD = 30.0
 
 
@@ -200,10 +206,6 @@ def test_what_is_unknown_is_forgotten_when_it_is_said_to_be():
     assert np.abs(left[:3]).max() > 0.5
     assert left[forgets:].std(axis=1).max() < 0.02
     assert steps_to_forget((1.0, -1.0)) is None
-
-
-#: Log e-value at which a check of a hundredth of the default significance flags.
-#: Makes the readings of the steps, ``[steps, n]``, of new noise of the same shape.
 
 
 def logs(rows: FloatArray) -> tuple[list[float], ForecastBet]:
@@ -473,6 +475,13 @@ def test_noise_of_one_size_keeps_the_mean_at_most_one(shape, size):
     e = [math.exp(low_rank_log_e(size * noise(*shape, seed))) for seed in range(400)]
     assert np.mean(e) <= 1.0
     assert max(e) < 20.0
+
+
+def test_the_largest_singular_value_of_noise_keeps_to_its_bound():
+    rows, columns, t = 12, 25, 1.0
+    edge = math.sqrt(rows) + math.sqrt(columns) + t
+    above = np.mean([np.linalg.norm(noise(rows, columns, s), 2) > edge for s in range(2000)])
+    assert above <= math.exp(-0.5 * t**2)
 
 
 # --- Products of independent symmetric numbers: an e-value by hand, its laws, and its level.

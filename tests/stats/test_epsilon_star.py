@@ -30,18 +30,55 @@ from lightning_audit.stats.epsilon_star import (
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 sys.path.append(str(DOCS / "figures"))
+
+
 from known_losses import known_epsilon_star
 
 METHODS = [Empirical(clip=1e-3), Parametric(clip=1e-6)]
+
+
 deltas = st.sampled_from([0.0, 1e-5, 0.05, 0.4])
+
+
 models = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=12)
+
+
 few = st.lists(st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 1.0, 2.0, math.inf]), min_size=1)
+
+
 whole = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=15)
+
+
 clips = st.sampled_from([0.0, 1e-3, 0.1, 0.3])
 
 
 def gaussian(mean: float, std: float = 1.0) -> GaussianMixture:
     return GaussianMixture((1.0,), (mean,), (std,))
+
+
+# The numbers of the paper's simulation, and those of known distributions.
+GAMMAS = [
+    ((5, 1), (5, 1), [0, 0, 0], [0, 0, 0]),
+    ((5, 1), (6, 1), [1.7193, 2.9609, 4.1377], [1.7176, 2.5403, 2.5403]),
+    ((5, 1), (10, 1), [5.1826, 9.2032, 12.9013], [5.1825, 9.2022, 12.8760]),
+    ((5, 1), (5, 1.5), [3.4644, 6.2824, 8.9374], [3.4641, 6.2635, 7.7019]),
+    ((5, 1), (5, 3), [6.1150, 11.6173, 16.8704], [6.1150, 11.6172, 16.8700]),
+]
+
+
+@pytest.mark.parametrize(("train", "population", "pure", "approximate"), GAMMAS)
+def test_known_gammas_have_the_reference_values(train, population, pure, approximate):
+    a, b = (stats.gamma(shape, scale=scale) for shape, scale in (train, population))
+    for delta, references in ((0, pure), (1e-5, approximate)):
+        for clip, expected in zip((1e-3, 1e-6, 1e-9), references, strict=True):
+            star = known_epsilon_star(a, b, delta, clip=clip)
+            assert expected - 6e-5 <= star.value <= expected + 1.6e-4
+    if train != population:
+        # For gammas of this order each ratio is the largest where its denominator is the clip.
+        low, high = b.ppf(1e-6), a.isf(1e-6)
+        exact = math.log(max(a.cdf(low), b.sf(high)) / 1e-6)
+        star = known_epsilon_star(a, b, 0, clip=1e-6)
+        assert star.value == pytest.approx(exact, rel=1e-9)
 
 
 def test_sampled_gammas_have_the_reference_values():
@@ -275,9 +312,21 @@ test_a_mixture_that_is_none_is_named = refused(
 )
 
 
+@pytest.mark.heavy
+def test_p_values_of_the_fit_reject_gaussian_losses_less_often_than_they_say():
+    """The fit follows the losses: the p-values are too large, so that a small one counts."""
+    rng, p_values = np.random.default_rng(5), []
+    for _ in range(2000):
+        values = rng.normal(size=200)
+        p_values.append(kolmogorov_smirnov(values, fit("losses_train", values, 1))[1])
+    assert np.mean(np.array(p_values) <= 0.2) < 0.02
+
+
 # --- Epsilon* of known distributions: the paper's numbers, other forms, and the search for it.
 #: Values of two Gaussians, training losses N(0, 1) and population N(3, 1), by delta and clip.
 CLIPS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-9, 1e-12, 0)
+
+
 OF_GAUSSIANS = {
     0: (6.1400, 7.7667, 9.2394, 10.5907, 14.1227, 17.1246, math.inf),
     1e-5: (6.1400, 7.7666, 9.2393, 10.5905, 14.1154, 16.6698, 16.6755),
@@ -430,6 +479,14 @@ def test_the_empirical_value_is_the_largest_of_thresholds(train, population, del
     assert star.fnr == pytest.approx(np.mean(np.array(train) > star.threshold))
     sizes = {"train_below": population, "train_above": population}
     assert star.at_clip == (below <= max(clip, 1 / len(sizes.get(star.inequality, train))))
+
+
+@given(whole, deltas, clips, st.randoms())
+def test_identical_sides_read_zero(losses, delta, clip, random):
+    shuffled = random.sample(losses, len(losses))
+    assert empirical(losses, shuffled, delta, clip).value == 0
+    if len(set(losses)) > 1:
+        assert epsilon_star(losses, shuffled, delta, Parametric(clip)).value == 0
 
 
 def test_constant_losses_tell_nothing():

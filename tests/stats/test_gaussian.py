@@ -19,6 +19,8 @@ from lightning_audit.stats.gaussian import (
 from lightning_audit.stats.tradeoff import gaussian_epsilon, gaussian_mu
 
 sizes = st.integers(1, 10**6)
+
+
 significances = st.sampled_from([1e-9, 1e-3, 0.05, 0.5, 0.9])
 
 
@@ -51,6 +53,23 @@ def of_t(t: float, n_in: int, n_out: int, significance: float) -> float:
     """The limit on the noncentrality from the t statistic itself."""
     root, squares = math.sqrt(n_in * n_out / (n_in + n_out)), float(n_in + n_out - 2)
     return mu_noncentral_t(n_in, n_out, t / root, squares, significance) * root
+
+
+@pytest.mark.parametrize("significance", [1e-3, 0.05, 0.5, 0.9])
+@pytest.mark.parametrize(("n_in", "n_out"), [(2, 1), (5, 5), (50, 50), (30, 900)])
+@pytest.mark.parametrize("t", [-1.0, 0.5, 3.0, 12.0])
+def test_agrees_with_root_of_scipys_noncentral_t(t, n_in, n_out, significance):
+    df, ours = n_in + n_out - 2, of_t(t, n_in, n_out, significance)
+    if stats.t.sf(t, df) >= significance:
+        assert ours == 0
+        return
+
+    def excess(c: float) -> float:
+        # Where its left tail is next to zero, scipy gives nan.
+        return np.nan_to_num(special.nctdtr(df, c, t)) - (1 - significance)
+
+    twin = optimize.brentq(excess, 1e-12, 3 * abs(t) + 20, xtol=1e-12)
+    assert ours == pytest.approx(twin, rel=1e-8, abs=1e-8)
 
 
 def upper_tail(t: float, df: int, noncentrality: float) -> mpmath.mpf:

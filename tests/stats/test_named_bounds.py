@@ -57,9 +57,16 @@ from lightning_audit.stats.thresholds import (
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 DELTA, LEVEL, AT = 1e-4, 0.03, 0.6
+
+
 RNG = np.random.default_rng(5)
+
+
 INSIDE, OUTSIDE = 1.3 + RNG.standard_normal(400), RNG.standard_normal(350)
+
+
 COUNTS = ConfusionCounts.from_scores(INSIDE, OUTSIDE, AT)
+
 
 DIRECT: dict[str, Callable[[], Any]] = {
     "fdp_cp": lambda: mu_clopper_pearson(COUNTS, LEVEL),
@@ -71,12 +78,26 @@ DIRECT: dict[str, Callable[[], Any]] = {
     "eps_bayes": lambda: Posterior.of_epsilon(COUNTS, DELTA, region="one_sided").quantile(LEVEL),
     "katz": lambda: epsilon_katz(COUNTS, LEVEL),
 }
+
+
 WITH_RATES = ["fdp_cp", "eps_cp"]
+
+
 BY_THRESHOLD = [name for name in BOUND_NAMES if name != "fdp_t"]
+
+
 CHOICES: list[Any] = [Fixed(AT), Grid([0.0, AT, 1.2]), Split(), Maximum(), Simultaneous()]
+
+
 SIZES = [50, 500, 5000]
+
+
 SIGNIFICANCE = 0.05
+
+
 LAPLACE = -2 * special.ndtri(0.5 * math.exp(-0.5))
+
+
 RESPONSE = -2 * special.ndtri(1 / (1 + math.e))
 
 
@@ -247,6 +268,33 @@ def test_log_ratios_hold_their_level_for_large_counts_only():
     for n in SIZES:
         counts, mass = pairs(fnr, fpr, n, n)
         assert mass[epsilon_katz(counts, SIGNIFICANCE) > 1.0].sum() <= SIGNIFICANCE + 5e-3
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("region", ["two_sided", "one_sided"])
+@pytest.mark.parametrize("prior", [0.5, 1.0])
+@pytest.mark.heavy_one_in(6)
+def test_posteriors_are_calibrated_on_average_over_their_prior(prior, region, n):
+    # Where the truth is not zero, F(truth) is uniform; an atom at zero is F(0) wide.
+    rng, draws = np.random.default_rng(7), 4000
+    fnr, fpr = rng.beta(prior, prior, (2, draws))
+    fn, fp = rng.binomial(n, fnr), rng.binomial(n, fpr)
+    counts = ConfusionCounts(fn, n - fn, fp, n - fp)
+    shift = -special.ndtri(fnr) - special.ndtri(fpr)
+    below = fnr + fpr < 1
+    epsilon = epsilon_at_rates(fnr, fpr, 0.01)
+    options = {"region": region, "prior": prior}
+    for both_sides, cdf in (
+        (epsilon, lambda value: Posterior.of_epsilon(counts, 0.01, **options).cdf(value)),
+        (np.abs(shift), lambda value: Posterior.of_mu(counts, **options).cdf(value)),
+    ):
+        truth = both_sides if region == "two_sided" else np.where(below, both_sides, 0.0)
+        # Beyond any epsilon of finite rates the distribution function is one.
+        at_truth = cdf(np.where(np.isfinite(truth), truth, 700.0))
+        uniform = np.where(truth > 0, at_truth, rng.uniform(size=draws) * at_truth)
+        for p in (0.025, 0.05, 0.1, 0.5, 0.9, 0.95):
+            assert abs(np.mean(uniform < p) - p) < 3 * math.sqrt(p * (1 - p) / draws)
 
 
 @pytest.mark.heavy

@@ -42,7 +42,11 @@ from lightning_audit.stats.noise_tests import (
 from lightning_audit.stats.sequential import log_mean_exp
 
 FloatArray = NDArray[np.float64]
+
+
 Draw = Callable[[np.random.Generator, int], FloatArray]
+
+
 FLAGS = np.log(1e5)
 
 
@@ -141,6 +145,21 @@ def test_the_interval_holds_at_the_look_whose_readings_are_furthest_off(ratio):
         missed += found is None or not found[0] <= ratio <= found[1]
     assert missed <= 0.1 * runs
     assert fixed > 0.35 * runs
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.8])
+def test_the_interval_holds_where_the_run_stops_and_the_quietest_reading_does_not(ratio):
+    rng, runs = np.random.default_rng(4), 100
+    missed = below = 0
+    for _ in range(runs):
+        counts, squares = np.zeros(3), np.zeros(3)
+        while float(noise_log_e(counts.sum(), squares.sum())) < math.log(1e4):
+            counts, squares = counts + 8, squares + ratio**2 * rng.chisquare(8, size=3)
+        found = noise_interval(counts, squares, 0.01)
+        missed += found is None or not found[0] <= ratio <= found[1]
+        below += math.sqrt((squares / counts).min()) < ratio
+    assert missed <= 0.01 * runs
+    assert below > 0.8 * runs  # what was printed as "that or less"
 
 
 def test_the_interval_of_tensors_of_two_ratios_holds_both_and_names_the_quietest():
@@ -267,6 +286,27 @@ def test_at_most_sixty_four_readings_are_compared_with_and_one_with_nothing(n):
     assert bet.log_e == pytest.approx(np.logaddexp.reduce(misses) - math.log(2), rel=1e-9)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1.4])
+@pytest.mark.parametrize("shift", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("data", ["none", "constant", "mixed"])
+def test_a_reading_of_noise_beside_any_data_gains_nothing_on_average(scale, shift, data):
+    """The mean of one coordinate's factor, by the normal distribution function."""
+    terms = {"none": [0.0], "constant": [0.7], "mixed": [-1.3, 0.1, 2.2]}[data]
+    slope = np.exp(LEVELS * shift - shift**2 / 2)
+    offset = stats.norm.sf(LEVELS - shift) - slope * stats.norm.sf(LEVELS)
+    worst = np.minimum(1 - slope - offset, -offset)
+    gains = []
+    for sign in (1, -1):
+        above, reached = (
+            np.mean([stats.norm.sf((level - sign * term) / scale) for term in terms], axis=0)
+            for level in (LEVELS, LEVELS - shift)
+        )
+        gains.append((reached - slope * above - offset) / -worst)
+    assert np.max(gains) <= 1e-9
+    if scale == 1.0 and data == "none":
+        assert np.max(np.abs(gains)) < 1e-9
+
+
 @pytest.mark.parametrize("shift", [0.25, 1.0])
 @pytest.mark.parametrize("name", list(WRONG))
 def test_noise_of_another_shape_is_seen(name, shift):
@@ -285,6 +325,13 @@ def test_signs_are_those_of_a_uniform_prior():
         grid = (np.arange(200_000) + 0.5) / 200_000
         wealth = np.mean(grid**positive * (1 - grid) ** negative) * 2.0**n
         assert sign_log_e(positive, negative) == pytest.approx(math.log(wealth), abs=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 7, 30])
+def test_signs_of_fair_coins_average_to_one(n):
+    counts = np.arange(n + 1)
+    values = [math.exp(sign_log_e(int(k), int(n - k))) for k in counts]
+    assert stats.binom.pmf(counts, n, 0.5) @ values == pytest.approx(1.0, rel=1e-10)
 
 
 # --- Noise that comes back: found by brute force as well, and never in noise that is new.

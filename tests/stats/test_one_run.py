@@ -28,7 +28,14 @@ from lightning_audit.stats.tradeoff import (
 )
 
 few_values = st.lists(st.integers(0, 6).map(float), max_size=12)
+
+
+distinct = st.lists(st.integers(-50, 50).map(float), min_size=2, max_size=40, unique=True)
+
+
 CANARIES = 400
+
+
 RESPONSE_MU = float(-2 * special.ndtri(1 / (1 + math.e)))
 
 
@@ -39,10 +46,9 @@ def vrm_up_to(correct: int, wrong: int, left: int, least: int = 0) -> st.SearchS
 
 
 numbers, more_numbers = vrm_up_to(25, 15, 40), vrm_up_to(40, 25, 200)
+
+
 sizes = vrm_up_to(9, 6, 30, least=1)
-
-
-# --- Scores of canaries from their coins, by mechanisms whose epsilon is known.
 
 
 def gaussian(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
@@ -83,6 +89,8 @@ BOUNDS = {
     "any": lambda *s, **k: OneRunScores(*s, **k).epsilon_fdp(1e-3),
     "mu": lambda *s, **k: OneRunScores(*s, **k).mu(),
 }
+
+
 every_bound = pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
 
 
@@ -116,6 +124,43 @@ def test_guesses_are_those_that_a_count_by_hand_finds(inside, outside, unscored,
     found = OneRunScores(inside, outside, [r], unscored, sides).epsilon(1e-3, 0.5)
     assert (found.guesses, found.correct) == (len(said_in) + len(said_out), correct)
     assert found.value == epsilon_one_run(correct, r, m, 1e-3, 0.5)
+
+
+@every_bound
+@given(distinct, st.randoms(use_true_random=False), st.integers(0, 20))
+def test_who_turns_coins_and_scores_round_proves_the_same(bound, scores, random, unscored):
+    coins = [random.random() < 1 / (1 + math.exp(-s / 10)) for s in scores]
+    inside = np.array([s for s, coin in zip(scores, coins, strict=True) if coin])
+    outside = np.array([s for s, coin in zip(scores, coins, strict=True) if not coin])
+    ways = {"guesses": [r for r in (2, 8, 20) if r <= len(scores)], "unscored": unscored}
+    assert bound(inside, outside, **ways) == bound(-outside, -inside, **ways)
+
+
+@every_bound
+def test_a_tie_across_either_boundary_is_guessed_by_nobody_and_counts_as_wrong(bound):
+    inside, outside = [3.0] * 30 + [1.0] * 10, [1.0] * 10 + [0.0] * 30
+    found = bound(inside, outside, guesses=[70])
+    assert (found.guesses, found.correct) == (60, 60)
+    # Ten whose guess is wrong cost as much.
+    wrong = [3.0] * 30 + [-1.0] * 5, [4.0] * 5 + [0.0] * 30
+    assert found.value == bound(*wrong, guesses=[70], unscored=10).value > 0
+    # Where all are guessed, the two boundaries meet, and a tie across them is still no guess.
+    assert bound(inside, outside, guesses=[80]).guesses == 60
+    assert bound([1.0] * 50, [1.0] * 50, guesses=[100]).value == 0.0
+
+
+@every_bound
+def test_canaries_without_a_score_are_never_guessed_and_none_is_guessed_both_ways(bound):
+    scores = [1.0 + k for k in range(20)], [-1.0 - k for k in range(20)]
+    found = bound(*scores, guesses=[60], unscored=30)
+    assert (found.guesses, found.correct) == (40, 40)
+    # The 20 that nobody guessed count as made and wrong.
+    wrong = (
+        [1.0 + k for k in range(20)] + [-100.0] * 10,
+        [-1.0 - k for k in range(20)] + [100.0] * 10,
+    )
+    assert found.value == bound(*wrong, guesses=[60], unscored=10).value > 0
+    assert bound([], [], guesses=[5], unscored=5).value == 0.0
 
 
 @every_bound
@@ -183,6 +228,19 @@ test_scores_and_guesses_that_are_none_are_refused = refusals(
         )
     )
 )
+
+
+@every_bound
+@pytest.mark.parametrize(("mu", "epsilon"), [(0.0, 0.0), (1.0, float(gaussian_epsilon(1.0, 1e-3)))])
+def test_a_few_hundred_runs_exceed_the_truth_no_more_often_than_said(bound, mu, epsilon):
+    rng = np.random.default_rng(7)
+    truth = mu if bound is BOUNDS["mu"] else epsilon
+    missed = 0
+    for _ in range(300):
+        coins = rng.random(100) < 0.5
+        scores = mu * coins + rng.standard_normal(100)
+        missed += bound(scores[coins], scores[~coins]).value > truth + 1e-9
+    assert missed <= stats.binom.isf(1e-4, 300, 0.05)
 
 
 @pytest.mark.parametrize(
@@ -368,6 +426,13 @@ def test_bound_is_where_the_p_value_exceeds_the_significance_one_run_fdp(vrm, si
         assert one_run_fdp_p_value(*vrm, GaussianTradeoff(0.9 * mu)) < significance
     else:
         assert one_run_fdp_p_value(*vrm, GaussianTradeoff(0.0)) >= significance * (1 - 1e-9)
+
+
+@given(more_numbers, st.floats(0, 3))
+def test_p_value_covers_the_law_of_independent_gaussian_canaries(vrm, mu):
+    v, r, _ = vrm
+    tail = stats.binom.sf(v - 1, r, special.ndtr(mu / 2))
+    assert one_run_fdp_p_value(v, r, r, GaussianTradeoff(mu)) >= tail * (1 - 1e-6)
 
 
 @pytest.mark.parametrize("r", [5, 10, 25, 60, 300, 1000])

@@ -26,11 +26,23 @@ from lightning_audit.stats.one_run_bounds import (
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 DELTA = 1e-5
+
+
 of_statistics, of_scores = epsilon_gaussian_pair, epsilon_gaussian_pair_from_scores
+
+
 STATED, LEVEL = 1e-4, 0.03
+
+
 ONE_RUN = {"method": "one_run", "delta": STATED}
+
+
 RNG = np.random.default_rng(5)
+
+
 SCORES = 1.3 + RNG.standard_normal(400), RNG.standard_normal(350)
+
+
 GUESSING = [name for name, method in ONE_RUN_METHODS.items() if method.from_guesses]
 
 
@@ -135,6 +147,11 @@ def missed(n: int, mu: float, r: float, repetitions: int) -> float:
         inside, outside = mu + r * rng.standard_normal(n), rng.standard_normal(n)
         count += epsilon_gaussian_pair_from_scores(inside, outside, DELTA, 0.05) > truth
     return count / repetitions
+
+
+@pytest.mark.parametrize(("n", "mu", "r"), [(30, 0.0, 1.0), (300, 1.0, 1.0), (30, 0.0, 2.0)])
+def test_bound_seldom_exceeds_a_known_epsilon(n, mu, r):
+    assert missed(n, mu, r, 60) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 60)
 
 
 @pytest.mark.parametrize(

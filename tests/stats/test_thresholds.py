@@ -41,11 +41,21 @@ CHOICES = [
     Simultaneous("dkw"),
     Maximum(),
 ]
+
+
 few_values = st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), max_size=12)
+
+
 any_values = st.lists(st.floats(-math.inf, math.inf, allow_nan=False), max_size=12)
+
+
 REPETITIONS = {200: 4000, 1000: 2000, 5000: 700}
+
+
 #: Of the sizes and epsilons of `TIGHTNESS`: none proved, and a label that is deserved.
 FEW = [(1000, 0.0), (5000, 4.0)]
+
+
 ALL = list(itertools.product(REPETITIONS, [0.0, 1.0, 4.0, 8.0]))
 
 
@@ -133,6 +143,33 @@ def test_no_observation_limits_nothing_and_cached_limits_cannot_be_overwritten()
         assert simultaneous_upper_limits(0, 0.05, band).tolist() == [1.0]
     with pytest.raises(ValueError, match="read-only"):
         simultaneous_upper_limits(5, 0.05, "dkw")[0] = 0.0
+
+
+def crossing_rate(n: int, significance: float, band: str, ties: int, repetitions: int) -> float:
+    """Share of samples whose true rate exceeds its limit at some threshold."""
+    rng = np.random.default_rng([n, ties])
+    limits = simultaneous_upper_limits(n, significance, band)
+    uniform = np.sort(rng.random((repetitions, n)), axis=1)
+    if not ties:
+        # The rate is largest against its count just below each observation.
+        return float(np.mean((uniform > limits[:-1]).any(axis=1)))
+    crossed = np.zeros(repetitions, dtype=bool)
+    for level in range(1, ties):
+        counts = (uniform <= level / ties).sum(axis=1)
+        crossed |= level / ties > limits[counts]
+    return float(np.mean(crossed))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("n", [20, 200])
+def test_bands_fail_as_often_as_they_say(n):
+    repetitions, significance = 100_000, 0.025
+    error = 4 * math.sqrt(significance / repetitions)
+    exact = crossing_rate(n, significance, "berk_jones", 0, repetitions)
+    assert exact == pytest.approx(significance, abs=error)
+    assert crossing_rate(n, significance, "dkw", 0, repetitions) <= significance + error
+    # Scores with ties only make the band wider than need be.
+    assert crossing_rate(n, significance, "berk_jones", 12, repetitions) <= significance + error
 
 
 @given(
@@ -286,6 +323,15 @@ def test_the_middle_of_many_splits_is_reached_by_half_of_them():
     # Of an even number, half reach it: the lower one of no more than half would not pay.
     even = bound(inside, outside, MultiSplit(splits=4, fraction=0.4, seed=3))
     assert even.value == sorted(values[:4])[2]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 40))
+def test_valid_searches_pay_and_the_maximum_does_not(seed, n_in, n_out):
+    inside, outside = sample(n_in, n_out, 1.5, seed)
+    most = bound(inside, outside, Maximum()).value
+    for choice in CHOICES:
+        if not isinstance(choice, Split | MultiSplit):
+            assert bound(inside, outside, choice).value <= most + 1e-12
 
 
 def test_no_scores_prove_nothing():
