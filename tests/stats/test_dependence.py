@@ -388,7 +388,7 @@ def test_at_no_step_is_more_than_the_level_accused(made, width, runs):
     assert sum(log_e >= np.log(20.0) for log_e in highest) <= most_failures(runs, 0.05, 2000)
 
 
-@pytest.mark.parametrize("runs", staged(quick=[400], heavy=[3000]))
+@pytest.mark.parametrize("runs", staged(quick=[400], nightly=[3000]))
 def test_the_mean_of_the_e_value_is_at_most_one(runs):
     """At a step of one's choice, without an edge in the bets that would hide a mistake."""
     values = [

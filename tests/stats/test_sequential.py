@@ -486,7 +486,7 @@ def false_alarms(runs: int, term: str, sigma: float) -> tuple[dict[str, int], di
 @sizes
 @pytest.mark.parametrize("sigma", [0.7, 3.0])
 @pytest.mark.parametrize("term", list(DATA_TERMS))
-@pytest.mark.heavy_one_in(6)
+@pytest.mark.heavy_one_in(12)
 def test_no_test_alarms_in_more_than_its_share_of_correct_runs(term, sigma, runs, record_property):
     alone, shared = false_alarms(runs, term, sigma)
     rates = {name: number / runs for name, number in alone.items()}
