@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import math
 
@@ -58,23 +57,11 @@ def test_composed_epsilon_is_between_the_neighbours_of_the_claim():
     assert removed.composed_epsilon() == PrivacyClaim(delta=1e-5, **MECHANISM).composed_epsilon()
 
 
-def test_goes_into_json_and_back():
-    claim = PrivacyClaim(
-        epsilon=np.float32(8.0), delta=1e-5, steps=np.int64(7), max_grad_norm=np.float64(1.5)
-    )
-    assert PrivacyClaim(**json.loads(json.dumps(claim.to_dict()))) == claim
-
-
 @pytest.mark.parametrize("given", [(1, -0.5), [1.0, -0.5], np.array([1.0, -0.5])])
-def test_noise_coefficients_are_plain_numbers_whatever_holds_them(given):
-    claim = PrivacyClaim(noise_coefficients=given)
+def test_goes_into_json_and_back_as_plain_numbers(given):
+    claim = PrivacyClaim(noise_coefficients=given, steps=np.int64(7), max_grad_norm=np.float32(1.5))
     assert claim.noise_coefficients == (1.0, -0.5)
     assert PrivacyClaim(**json.loads(json.dumps(claim.to_dict()))) == claim
-
-
-def test_is_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        PrivacyClaim(epsilon=1.0, delta=1e-5).epsilon = 2.0
 
 
 RECOVERED = r"must be coefficients from which the draws can be recovered step by step"
@@ -84,16 +71,11 @@ test_arguments_out_of_range_are_refused = refused_changes(
     ({}, r"claims nothing; give at least one of epsilon, delta"),
     ({"epsilon": 8}, r"delta=None must be in \(0, 1\); epsilon=8\.0 is claim"),
     ({"epsilon": 0.0, "delta": 1e-5}, r"epsilon=0\.0 must be a finite number > 0; leave it"),
-    ({"epsilon": math.inf, "delta": 1e-5}, r"epsilon=inf must be a finite number > 0"),
     ({"epsilon": 1.0, "delta": 0.0}, r"delta=0\.0 must be in \(0, 1\); such as 1e-5"),
-    ({"delta": 1.0}, r"delta=1\.0 must be in \(0, 1\)"),
     ({"noise_multiplier": 0.0}, r"noise_multiplier=0\.0 must be .*; training without noise"),
     ({"sample_rate": 1.2}, r"sample_rate=1\.2 must be in \(0, 1\]; expected batch size over"),
     ({"steps": 0}, "steps=0 must be a whole number >= 1; count optimizer steps"),
-    ({"steps": 1.5}, r"steps=1\.5 must be a whole number"),
-    ({"max_grad_norm": -1.0}, r"max_grad_norm=-1\.0 must be a finite number > 0"),
     ({"expected_batch_size": 0}, "expected_batch_size=0 must be a finite number > 0"),
-    ({"epsilon": "8", "delta": 1e-5}, "epsilon='8' must be"),
     ({"adjacency": "swap"}, r"adjacency='swap' must be one of \['add_remove', 'replace_one'\]"),
     ({"private_dataset_size": 1}, "=1 must be True or False; True if the number of records must "),
     (
@@ -101,26 +83,18 @@ test_arguments_out_of_range_are_refused = refused_changes(
         "private_dataset_size=True contradicts adjacency='replace_one': if a record is",
     ),
     ({"noise_coefficients": 1.0}, r"noise_coefficients=1\.0 must be a list of numbers; such"),
-    ({"noise_coefficients": "12"}, "noise_coefficients='12' must be a list of numbers"),
-    ({"noise_coefficients": {1.0, 2.0}}, "must be a list of numbers"),
     ({"noise_coefficients": [1.0, math.nan]}, r"\[1\]=nan must be a finite number; such as \(1\."),
-    ({"noise_coefficients": [1.0, math.inf]}, r"noise_coefficients\[1\]=inf must be a finite"),
-    ({"noise_coefficients": [1.0, True]}, r"noise_coefficients\[1\]=True must be a finite"),
     ({"noise_coefficients": []}, r"noise_coefficients=\[\] must hold a number other than 0"),
     ({"noise_coefficients": [1.0, 0.0]}, "other than 0 after the first; leave it out if the noise"),
     ({"noise_coefficients": [0.0, 1.0]}, r"\[0\]=0\.0 must be > 0: a step's own draw"),
-    ({"noise_coefficients": [-1.0, 0.5]}, r"noise_coefficients\[0\]=-1\.0 must be > 0"),
+    ({"delta": 1e-5, "items_per_record": 1.5}, r"^items_per_record=1\.5"),
+    ({"items_per_record": 1}, "claims nothing"),
     ({"noise_coefficients": [1.0, -2.0]}, rf"noise_coefficients=\[1\.0, -2\.0\] {RECOVERED}"),
 )
 
 
 def test_items_of_a_record_are_a_setting_of_a_claim_that_says_more():
-    with pytest.raises(ValueError, match="claims nothing"):
-        PrivacyClaim(items_per_record=1)
     assert PrivacyClaim(items_per_record=2).items_per_record == 2
-    for wrong in (0, 1.5, True):
-        with pytest.raises(ValueError, match=r"^items_per_record="):
-            PrivacyClaim(delta=1e-5, items_per_record=wrong)
     mechanism = {"noise_multiplier": 2.0, "sample_rate": 0.05, "steps": 40, "delta": 1e-5}
     one, two = (PrivacyClaim(**mechanism, items_per_record=items) for items in (1, 2))
     assert PrivacyClaim(**two.to_dict()) == two

@@ -9,7 +9,7 @@ import pytest
 from opacus.accountants import create_accountant
 from opacus.accountants.utils import get_noise_multiplier
 from refused_calls import refusals
-from scipy import integrate, special, stats
+from scipy import special
 from scipy.special import ndtr
 
 from lightning_audit import PrivacyClaim
@@ -31,15 +31,22 @@ from lightning_audit.accounting.spending import composed_epsilon
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 DELTA = 1e-5
+
+
 #: Sample rate and steps of trainings.
 SAMPLED = [(0.01, 300), (0.04, 25), (0.002, 2000)]
+
+
 ONE = [1]
+
+
+SOME = [Phase(1.0, 0.01, 10)]
 
 
 @pytest.fixture
 def builds(monkeypatch):
     """The single-step distributions built in the test, starting from empty caches."""
-    from lightning_audit.accounting import composition, step_losses
+    from lightning_audit.accounting import step_losses
 
     build, built = step_losses.step_losses, []
 
@@ -77,52 +84,11 @@ def test_automatic_grid_is_within_half_a_percent(sigma, rate, steps, by_grid, fi
     assert epsilon >= finest
 
 
-@pytest.mark.parametrize(
-    ("mu", "expected"),
-    [(0.25, 0.2758), (0.5, 0.6238), (0.75, 1.0955), (1, 1.8289), (1.25, 3.1414), (1.5, 5.3547)],
-)
-def test_reference_epsilons_by_mu_of_a_step(mu, expected):
-    epsilon = epsilon_of_history([Phase(1 / mu, 0.01, 1000)], 1e-5, grid=1e-3)
-    assert epsilon == pytest.approx(expected, abs=6e-5)
-
-
-@pytest.mark.parametrize(
-    ("sigma", "rate", "steps", "claimed", "mu"),
-    [(0.75120, 0.00512, 20_000, 8.0, 1.33120), (1.41576, 0.01, 1000, 1.0, 0.70633)],
-)
-def test_reference_noise_multipliers_of_claims(sigma, rate, steps, claimed, mu):
-    def epsilon(off: float, grid: float) -> float:
-        return epsilon_of_history([Phase(sigma + off, rate, steps)], 1e-5, grid=grid)
-
-    assert epsilon(0.0, 5e-4) == pytest.approx(claimed, rel=2e-3)
-    # They are right to the last digit.
-    assert 1 / sigma == pytest.approx(mu, abs=6e-6)
-    assert epsilon(6e-6, 1e-3) < claimed < epsilon(-6e-6, 1e-3)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(("sigma", "rate", "steps", "by_grid", "finest"), TABLE[2:])
-def test_reference_epsilons_on_the_finest_grid(sigma, rate, steps, by_grid, finest):
-    epsilon = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5, grid=3e-5)
-    assert epsilon == pytest.approx(finest, abs=6e-7)
-
-
-def test_noise_a_fifth_too_small_doubles_the_claim():
-    # Reference: sigma .7512 claims 8, x0.8 spends 15.84.
-    epsilon = epsilon_of_history([Phase(0.8 * 0.7512, 0.00512, 20_000)], 1e-5, grid=5e-4)
-    assert epsilon == pytest.approx(15.84, abs=0.02)
-
-
 def test_full_batches_compose_exactly():
     # The references are 33.103748 and 33.103733 on grids of 1e-3 and 1e-4.
     assert epsilon_of_history([Phase(2.0, 1.0, 100)], 1e-5) == pytest.approx(33.103733, abs=1e-6)
     mixed = [Phase(2.0, 1.0, 10), Phase(5.0, 1.0, 40), Phase(2.0, 1.0, 7)]
     assert epsilon_of_history(mixed, 1e-5) == gaussian_epsilon(math.sqrt(17 / 4 + 40 / 25), 1e-5)
-
-
-def test_nearly_full_batches_agree_with_the_exact_composition():
-    sampled = epsilon_of_history([Phase(2.0, 1 - 1e-9, 100)], 1e-5, grid=1e-3)
-    assert sampled == pytest.approx(gaussian_epsilon(5.0, 1e-5), rel=1e-6)
 
 
 def test_agrees_with_quadrature_of_a_single_step():
@@ -161,18 +127,6 @@ def test_a_replaced_record_of_full_batches_is_twice_the_shift():
     assert sampled == pytest.approx(epsilon, rel=1e-6)
 
 
-@pytest.mark.parametrize("history", [[Phase(1.0, 0.01, 1000)], [Phase(0.7, 0.1, 10)]])
-def test_replacing_costs_more_than_removing_and_at_most_removing_and_adding(history):
-    delta = 1e-5
-    replaced = epsilon_of_history(history, delta, adjacency="replace_one")
-    assert replaced > epsilon_of_history(history, delta)
-    # Removing, then adding: (epsilon, delta') twice is (2 epsilon, (1 + e^epsilon) delta').
-    for share in (1e-6, 1e-7, 1e-8):
-        removed = epsilon_of_history(history, share)
-        if (1 + math.exp(removed)) * share <= delta:
-            assert replaced <= 2 * removed
-
-
 def test_a_replaced_record_at_a_tiny_delta_has_the_bound_without_subsampling():
     epsilon = epsilon_of_history([Phase(1.0, 0.01, 1000)], 1e-13, adjacency="replace_one")
     assert epsilon == gaussian_epsilon(2 * math.sqrt(1000), 1e-13)
@@ -203,8 +157,7 @@ def test_practically_no_loss_ends_the_search():
     assert epsilon_of_history([Phase(100.0, 1e-6, 1)], 1e-5) == 0.0
 
 
-@pytest.mark.parametrize("rate", [0.02, 0.05])
-@pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize(("sigma", "rate"), [(0.5, 0.05), (1.0, 0.02), (4.0, 0.05)])
 def test_a_delta_above_the_cost_at_epsilon_zero_costs_none_on_a_coarse_grid(sigma, rate, builds):
     # The total variation of a step's two distributions.
     variation = rate * (2 * ndtr(1 / (2 * sigma)) - 1)
@@ -261,11 +214,6 @@ def test_order_of_calls_does_not_matter():
     assert results[0] == results[1]
 
 
-def test_caches_are_bounded():
-    assert composition._single_step.cache_info().maxsize is not None
-    assert composition._sufficient_grid.cache_info().maxsize is not None
-
-
 def test_nothing_spends_nothing_and_a_step_without_noise_everything():
     assert epsilon_of_history([], 1e-5) == 0.0
     assert epsilon_of_history([Phase(0.0, 0.01, 1)], 1e-5) == math.inf
@@ -281,53 +229,8 @@ def test_splitting_and_reordering_change_nothing():
     assert swapped == pytest.approx(epsilon_of_history(whole, 1e-5), rel=1e-9)
 
 
-def test_epsilon_rises_with_steps_and_rate_and_falls_with_noise_and_delta():
-    def epsilon(sigma=1.0, rate=0.01, steps=500, delta=1e-5):
-        return epsilon_of_history([Phase(sigma, rate, steps)], delta, grid=1e-3)
-
-    assert epsilon(steps=499) < epsilon() < epsilon(steps=501)
-    assert epsilon(rate=0.009) < epsilon() < epsilon(rate=0.011)
-    assert epsilon(sigma=1.1) < epsilon() < epsilon(sigma=0.9)
-    assert epsilon(delta=1e-4) < epsilon() < epsilon(delta=1e-6)
-
-
-def test_another_phase_spends_more_than_either_and_less_than_both():
-    first, second = [Phase(1.0, 0.01, 500)], [Phase(0.8, 0.02, 100)]
-    both = epsilon_of_history(first + second, 1e-5, grid=1e-3)
-    alone = [epsilon_of_history(history, 0.5e-5, grid=1e-3) for history in (first, second)]
-    assert max(epsilon_of_history(h, 1e-5, grid=1e-3) for h in (first, second)) < both < sum(alone)
-
-
-# Buckets and compression.
-@pytest.mark.heavy
-def test_a_schedule_of_many_noise_multipliers_is_spent_to_half_a_percent():
-    history = [Phase(2.0 * 0.98**step, 0.1, 1) for step in range(60)]
-    short = compress(history, max_phases=12, rounding="mean")
-    assert len(short) <= 12
-    exact = epsilon_of_history(history, 1e-5, grid=1e-3)
-    assert epsilon_of_history(short, 1e-5, grid=1e-3) == pytest.approx(exact, rel=5e-3)
-    assert epsilon_of_history(compress(history), 1e-5, grid=1e-3) <= exact
-
-
-def test_compressing_lowers_epsilon_by_at_most_two_percent_of_noise():
-    history = [Phase(1 + 0.003 * i, 0.01, 50) for i in range(10)]
-    exact = epsilon_of_history(history, 1e-5, grid=1e-3)
-    short = epsilon_of_history(compress(history), 1e-5, grid=1e-3)
-    widened = [Phase(1.02 * p.noise_multiplier, p.sample_rate, p.steps) for p in history]
-    assert epsilon_of_history(widened, 1e-5, grid=1e-3) <= short <= exact
-
-
-# Arguments and imports.
-
-
 @pytest.mark.parametrize(
-    "history",
-    [
-        [Phase(1.0, 0.01, 1000)],
-        [Phase(0.7, 0.05, 300)],
-        [Phase(1.0, 0.001, 100)],
-        [Phase(1.0, 0.01, 300), Phase(0.8, 0.04, 200)],
-    ],
+    "history", [[Phase(1.0, 0.01, 1000)], [Phase(1.0, 0.01, 300), Phase(0.8, 0.04, 200)]]
 )
 def test_a_lower_bound_lies_below_what_a_fine_grid_gives_and_near_it(history):
     # A finer grid overstates less, so that its epsilon is the nearest known one from above.
@@ -362,19 +265,12 @@ def test_small_claims_get_no_slack_beyond_what_a_composition_resolves():
     assert not exceeds(1e-6, 0.0)
 
 
-def test_the_same_steps_on_another_grid_do_not_exceed_themselves():
-    steps = [Phase(1.0, 0.01, 1000)]
-    fine = epsilon_of_history(steps, DELTA)
-    assert not exceeds(epsilon_of_history(steps, DELTA, grid=1e-3), fine)
-    assert exceeds(epsilon_of_history([Phase(1.0, 0.01, 1100)], DELTA), fine)
-
-
 @pytest.mark.filterwarnings("ignore:Optimal order", "ignore:GDP accounting")
 @pytest.mark.parametrize(("rate", "steps"), SAMPLED)
 @pytest.mark.parametrize(
     ("mechanism", "target"),
     # rdp has no noise multiplier for a target below about .3 at this delta, and says so.
-    [*(("prv", target) for target in (0.01, 0.05, 0.1, 0.5, 2.0)), ("rdp", 0.5), ("rdp", 2.0)],
+    [("prv", 0.01), ("prv", 0.1), ("prv", 2.0), ("rdp", 0.5)],
 )
 def test_noise_that_opacus_finds_for_a_target_exceeds_neither_it_nor_what_opacus_reports(
     mechanism, target, rate, steps
@@ -386,20 +282,6 @@ def test_noise_that_opacus_finds_for_a_target_exceeds_neither_it_nor_what_opacus
     assert spent > 0
     assert not exceeds(spent, accountant.get_epsilon(DELTA))
     assert not exceeds(spent, target)
-
-
-@pytest.mark.filterwarnings("ignore:Optimal order", "ignore:GDP accounting")
-@pytest.mark.parametrize("target", [0.01, 0.05, 0.1, 0.5])
-@pytest.mark.parametrize(("rate", "steps"), SAMPLED)
-def test_an_exact_small_epsilon_is_kept_on_the_grid_that_is_chosen(target, rate, steps):
-    # prv adds .01 to the truth.
-    sigma = noise_for(target + 0.01, rate, steps, accountant="prv", epsilon_tolerance=0.001)
-    history = [Phase(sigma, rate, steps)]
-    spent = epsilon_of_history(history, DELTA)
-    truth = epsilon_of_history(history, DELTA, grid=spent / 2000)
-    assert truth <= spent
-    assert not exceeds(spent, truth)
-    assert exceeds(epsilon_of_history([Phase(0.97 * sigma, rate, steps)], DELTA), truth)
 
 
 def test_a_noise_schedule_in_buckets_does_not_exceed_its_exact_epsilon():
@@ -417,15 +299,6 @@ def test_the_gdp_accountant_reports_less_than_the_truth_and_its_claim_is_exceede
 
 
 # --- The epsilon of passes over shuffled batches: that of steps on all records.
-@pytest.mark.parametrize("sigma", [0.6, 1.0, 3.0])
-@pytest.mark.parametrize("passes", [1, 7, 100])
-def test_delta_at_the_epsilon_is_that_of_the_gaussian_mechanism(sigma, passes):
-    epsilon = epsilon_of_passes(sigma, passes, DELTA)
-    mu = math.sqrt(passes) / sigma
-    delta = ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
-    assert delta == pytest.approx(DELTA, rel=1e-4)
-
-
 def test_it_is_the_composition_of_steps_on_all_records_and_more_than_that_of_poisson_ones():
     for adjacency in ("add_remove", "replace_one"):
         found = epsilon_of_passes(1.0, 5, DELTA, adjacency)
@@ -524,18 +397,6 @@ def test_a_pass_that_is_begun_again_after_a_stop_counts_twice():
     assert again.passes([3]) == 3
 
 
-@pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.25), (0.6, 0.1), (3.0, 0.5)])
-def test_one_step_is_the_integral_of_the_densities(sigma, rate):
-    def gap(x: float) -> float:
-        out, inside = stats.norm.pdf(x, 0, sigma), stats.norm.pdf(x, 1, sigma)
-        return 0.5 * abs(rate * inside - rate * out)
-
-    expected = integrate.quad(gap, -12 * sigma, 1 + 12 * sigma, points=[0.5], limit=200)[0]
-    found = total_variation([Phase(sigma, rate, 1)])
-    assert expected <= found * (1 + 1e-9)
-    assert found == pytest.approx(expected, rel=2e-3)
-
-
 def test_steps_are_composed_as_a_simulation_of_the_privacy_loss_has_it():
     sigma, rate, steps, draws = 1.0, 0.2, 20, 400_000
     rng, loss = np.random.default_rng(0), np.zeros(draws)
@@ -560,14 +421,6 @@ def test_no_steps_show_nothing_and_no_noise_shows_all():
     assert (total_variation([]), total_variation([Phase(0.0, 0.1, 1)])) == (0, 1)
 
 
-def test_it_grows_with_steps_and_rate_and_falls_with_noise():
-    base = total_variation([Phase(1.0, 0.05, 100)])
-    assert total_variation([Phase(1.0, 0.05, 200)]) > base
-    assert total_variation([Phase(1.0, 0.1, 100)]) > base
-    assert total_variation([Phase(1.2, 0.05, 100)]) < base
-    assert base < total_variation([Phase(1.0, 1.0, 100)])
-
-
 def test_a_history_that_no_grid_resolves_is_bounded_by_full_batches():
     phase = Phase(1.0, 1e-4, 20_000_000)
     assert total_variation([phase]) == total_variation([Phase(1.0, 1.0, 20_000_000)])
@@ -581,19 +434,18 @@ test_bad_arguments_are_refused = refusals(
         lambda: PrivacyClaim(sampling="shuffled", noise_coefficients=(1.0, -0.5)),
         "contradicts noise_coefficients",
     ),
-    (
-        lambda: epsilon_of_history([Phase(1.0, 0.01, 10)], 1e-5, adjacency="zero"),
-        r"adjacency='zero' must be one of \['add_remove', 're",
-    ),
+    (lambda: epsilon_of_history(SOME, DELTA, adjacency="zero"), "^adjacency='zero' must be one of"),
+    (lambda: epsilon_of_history(SOME, DELTA, items=1.5), r"^items=1\.5"),
+    (lambda: epsilon_of_history(SOME, DELTA, items=True), "^items=True"),
+    (lambda: noise_for_attack(0.01, 0.05, 0.01, 10), r"tpr=0\.01 must exceed fpr=0\.05"),
+    (lambda: noise_for_attack(1.0, 0.05, 0.01, 10), r"tpr=1\.0 must be in \(0, 1\)"),
+    (lambda: noise_for_attack(0.05, 0.0, 0.01, 10), r"fpr=0\.0 must be in \(0, 1\)"),
+    (lambda: noise_for_attack(0.01 + 1e-9, 0.01, 0.01, 10), "so close to fpr"),
     (lambda: Phase(-1.0, 0.1, 1), r"noise_multiplier=-1\.0 must be a finite number >= 0"),
-    (lambda: Phase(math.nan, 0.1, 1), "noise_multiplier=nan must be"),
     (lambda: Phase(1.0, 0.0, 1), r"sample_rate=0\.0 must be in \(0, 1\]; use 1\.0 for full"),
-    (lambda: Phase(1.0, 1.5, 1), r"sample_rate=1\.5 must be"),
     (lambda: Phase(1.0, 0.1, 0), "steps=0 must be a whole number >= 1; leave out phases"),
-    (lambda: Phase(1.0, 0.1, 2.0), r"steps=2\.0 must be a whole number"),
     (lambda: epsilon_of_history([], 0.0), r"delta=0\.0 must be in \(0, 1\); such as 1e-5"),
     (lambda: epsilon_of_history([], 1e-5, grid=0.0), r"grid=0\.0 must be a finite number > 0"),
-    (lambda: bucket_up(-1.0), r"sigma=-1\.0 must be"),
     (lambda: bucket_up(1.0, 1.0), r"ratio=1\.0 must be a finite number > 1; use 1\.02"),
     (lambda: compress([], max_phases=0), "max_phases=0 must be a whole number >= 1"),
     (lambda: total_variation([Phase(1.0, None, 5)]), "sample_rate=None"),
@@ -601,7 +453,7 @@ test_bad_arguments_are_refused = refusals(
 )
 
 
-@pytest.mark.parametrize("fpr", [0.001, 0.01, 0.3, 0.7])
+@pytest.mark.parametrize("fpr", [0.001, 0.7])
 def test_the_best_attack_on_steps_without_sampling_is_that_on_a_gaussian(fpr):
     """Neyman and Pearson: Phi(mu + Phi^-1(fpr)), never below it."""
     found = attack_tpr([Phase(2.0, 1.0, 16)], fpr)
@@ -616,23 +468,6 @@ def test_the_noise_for_an_attack_is_the_least_that_allows_it():
     assert ndtr(mu + special.ndtri(0.01)) == pytest.approx(0.05, rel=0.1)
     assert attack_tpr([Phase(sigma, 0.1, 50)], 0.01) <= 0.05
     assert attack_tpr([Phase(0.99 * sigma, 0.1, 50)], 0.01) > 0.05
-
-
-@pytest.mark.parametrize(
-    ("tpr", "fpr", "message"),
-    [
-        (0.01, 0.05, r"tpr=0\.01 must exceed fpr=0\.05"),
-        (1.0, 0.05, r"tpr=1\.0 must be in \(0, 1\)"),
-        (0.05, 0.0, r"fpr=0\.0 must be in \(0, 1\)"),
-        (0.01 + 1e-9, 0.01, "so close to fpr"),
-    ],
-)
-def test_attacks_that_no_noise_gives_are_refused(tpr, fpr, message):
-    with pytest.raises(ValueError, match=message):
-        noise_for_attack(tpr, fpr, 0.01, 10)
-
-
-# --- Records of several items.
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
@@ -654,18 +489,6 @@ def test_a_group_on_full_batches_is_a_gaussian_step_of_its_size():
     assert found == epsilon_of_passes(4.0 / 3, 9, DELTA)
 
 
-def test_a_group_costs_less_than_by_group_privacy_of_single_items():
-    """Textbook: (eps, delta) of an item is (k eps, delta (e^(k eps) - 1) / (e^eps - 1)) of k."""
-    history, items = [Phase(1.0, 0.01, 200)], 2
-    loss = composition.composed_loss(history, 1e-3, "add_remove", 1e-15)
-    textbook = min(
-        items * epsilon
-        for epsilon in np.linspace(0.1, 5.0, 500)
-        if loss.get_delta_for_epsilon(epsilon) * (math.exp(epsilon) + 1.0) <= DELTA
-    )
-    assert epsilon_of_history(history, DELTA, items=items) < textbook
-
-
 def test_a_replaced_group_is_removed_and_added():
     history, items = [Phase(1.0, 0.05, 60)], 2
     spent = epsilon_of_history(history, DELTA, adjacency="replace_one", items=items)
@@ -678,9 +501,3 @@ def test_without_a_grid_a_group_has_the_unsampled_epsilon():
     history = [Phase(1.0, 0.5, 10)]
     tiny = epsilon_of_history(history, 1e-13, items=2)
     assert tiny == gaussian_epsilon(2 * math.sqrt(10.0), 1e-13)
-
-
-@pytest.mark.parametrize("items", [0, 1.5, True, None])
-def test_a_number_of_items_that_is_none_is_refused(items):
-    with pytest.raises(ValueError, match=r"^items="):
-        epsilon_of_history([Phase(1.0, 0.1, 1)], DELTA, items=items)

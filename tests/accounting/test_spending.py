@@ -40,13 +40,6 @@ def proof(needed: float, *groups: tuple[float, float, float, float]) -> LeastLog
     return LeastLogs(1.0, True, mus, rates, stakes, steps, needed)
 
 
-def test_steps_of_one_claim_all_leak_what_is_needed_of_each():
-    needed = 400 * float(proof(0.0, (1.0, 0.01, 0.5, 400.0)).logs(np.array([[0.8]]))[0, 0])
-    for (found,) in cheapest(proof(needed, (1.0, 0.01, 0.5, 400.0)), [Phase(1.0, 0.01, 400)]):
-        assert found.noise_multiplier == pytest.approx(1.25, rel=1e-9)
-        assert (found.sample_rate, found.steps) == (0.01, 400)
-
-
 @pytest.mark.parametrize("order", [2, 8, 64])
 @pytest.mark.parametrize("rates", [(0.01, 0.01), (0.1, 0.001), (1.0, 1.0)])
 @pytest.mark.parametrize("stakes", [(0.3, 0.3), (0.05, 0.8)])
@@ -145,8 +138,9 @@ FALSE_OF_A_MEAN: dict[str, tuple[list[Claim], np.ndarray]] = {
 }
 
 
-@pytest.mark.parametrize("runs", staged(quick=[3], nightly=[60]))
+@pytest.mark.parametrize("runs", staged(heavy=[3], nightly=[60]))
 @pytest.mark.parametrize("name", list(FALSE_OF_A_MEAN))
+@pytest.mark.heavy_one_in(4)
 def test_what_is_proved_is_below_what_unlike_steps_cost(name, runs):
     claims, noise = FALSE_OF_A_MEAN[name]
     rates = np.repeat([rate for _, rate, _ in claims], [steps for *_, steps in claims])
@@ -202,13 +196,6 @@ def test_opacus_prv_accountants_are_composed_here_and_those_of_users_asked(monke
     own = Own()
     own.history = accountant.history
     assert epsilon_claim(None, [AccountantLink(own, 0.1)], DELTA).claimed_epsilon == 0.125
-
-
-@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
-def test_steps_are_composed_between_the_data_sets_of_the_claim(adjacency):
-    seen = [Phase(1.0, 0.1, 10)]
-    spent = composed_epsilon(seen, DELTA, adjacency)
-    assert spent == epsilon_of_history(seen, DELTA, adjacency=adjacency)
 
 
 def test_the_history_that_costs_more_is_composed():
@@ -267,16 +254,6 @@ def test_no_more_than_planned_or_possible_in_seconds_are_looked_for(epsilon, ste
 def test_steps_of_two_optimizers_count_together():
     one = steps_within(2.0, DELTA, (), [STEP])
     assert steps_within(2.0, DELTA, (), [STEP, STEP]) == one // 2
-
-
-def test_replaced_records_leave_fewer_steps():
-    replaced = steps_within(2.0, DELTA, (), [STEP], adjacency="replace_one")
-    assert replaced < steps_within(2.0, DELTA, (), [STEP])
-
-
-def test_a_number_of_planned_steps_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="planned=0"):
-        steps_within(1.0, DELTA, (), [STEP], planned=0)
 
 
 def test_what_is_planned_may_exceed_the_claim_by_what_composition_is_inaccurate():

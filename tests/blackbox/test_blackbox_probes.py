@@ -2,13 +2,12 @@
 
 import functools
 import itertools
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from clippings import CORRECT, FAULTY, Sum, clipped, clipped_sum, noisy, of_integers, on_a_lattice
+from clippings import CORRECT, Sum, clipped, clipped_sum, noisy, of_integers, on_a_lattice
 from privatizer import BATCH, NORM, SHAPES, SIGMA, Privatizer, audit
 from stages import staged
 
@@ -17,14 +16,10 @@ from lightning_audit.blackbox.privatize import audit_privatize, probes
 from lightning_audit.blackbox.probes import (
     ExactReading,
     FrozenNoise,
-    NoiseReading,
-    Probe,
     Released,
-    ShiftReading,
     direction,
     read_exactly,
     read_noise,
-    read_shift,
 )
 
 #: Correct functions whose noise cannot be held fixed.
@@ -33,7 +28,7 @@ ROWS, OTHERS = np.ones((4, 3)), np.zeros((3, 3))
 MODULE_GENERATOR = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize("seed", staged(quick=[0], heavy=[1, 2]))
+@pytest.mark.parametrize("seed", staged(quick=[0], nightly=[1, 2]))
 @pytest.mark.parametrize("name", CORRECT)
 @pytest.mark.heavy_one_in(4)
 @pytest.mark.one_in(3)
@@ -62,6 +57,7 @@ def test_sizes_are_exact():
 
 
 @pytest.mark.heavy
+@pytest.mark.heavy_one_in(6)
 @pytest.mark.parametrize("make", [on_a_lattice, of_integers])
 @pytest.mark.parametrize("step", [0.02, 0.1, 0.3])
 def test_on_a_lattice_steps_are_no_shift_and_one_twice_too_large_is_found(make, step):
@@ -102,26 +98,6 @@ def test_on_a_lattice_a_gradient_of_one_number_is_no_shift_of_a_step():
         assert max(shift.log_e for shift in shifts.values()) == 0.0
 
 
-def test_a_divisor_of_the_rows_is_found_unless_batches_are_fixed():
-    def mean(grads: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [part / len(grads[0]) for part in noisy(clipped_sum)(grads)]
-
-    fixed = reading(mean, "fixed", BATCH)
-    assert not fixed.found
-    assert len(fixed.sizes) == len(reading(mean, "poisson", BATCH).sizes) - 4
-    assert reading(mean, "poisson", BATCH).found
-
-
-def test_noise_that_grows_with_the_batch_is_found():
-    def privatize(grads: list[torch.Tensor]) -> list[torch.Tensor]:
-        share = (len(grads[0]) / BATCH) ** 0.5
-        return noisy(clipped_sum, lambda: share * torch.randn(17))(grads)
-
-    found = reading(privatize)
-    assert 1.002 < found.sizes[found.found[0]] < 1.4
-    assert not reading(privatize, "fixed").found
-
-
 def now_and_then(period: int) -> Sum:
     """Clips at all calls but some."""
     calls = 0
@@ -137,13 +113,6 @@ def now_and_then(period: int) -> Sum:
 def test_a_function_goes_on_from_trial_to_trial():
     found = reading(noisy(now_and_then(7)))
     assert 0 < len(found.found) < 0.4 * len(found.sizes)
-
-
-def test_clipping_by_chance_is_found():
-    def total(rows: torch.Tensor) -> torch.Tensor:
-        return rows.sum(0) if torch.rand(()) < 0.2 else clipped_sum(rows)
-
-    assert 0 < len(reading(noisy(total)).found) < 12
 
 
 def test_noise_that_is_drawn_anew_now_and_then_is_no_shift():
@@ -175,11 +144,6 @@ def test_draws_seen_that_follow_the_gradients_are_no_shift_of_theirs():
     assert "its random numbers depend on the gradients" in reading(privatize).reason
     torch.manual_seed(0)
     assert audit(privatize, calls=120).passed
-
-
-def test_a_line_says_what_was_found():
-    line = reading(noisy(FAULTY["first row not clipped"])).describe()
-    assert line.startswith("a single gradient moves the release by 1e+03 times C (")
 
 
 # --- Calls of a function under equal random numbers, wherever these come from.
@@ -240,15 +204,6 @@ def test_what_is_not_repeatable_is_told():
     assert "does not depend on the generators" in frozen(constant).obstacle(ROWS, 1)
 
 
-def test_another_number_of_draws_gives_no_difference():
-    def privatize(grads: np.ndarray) -> np.ndarray:
-        return grads.sum(0) + np.random.normal(size=(len(grads), 3)).sum(0)
-
-    held = frozen(privatize)
-    assert held.difference(ROWS, OTHERS, 1) is None
-    assert held.difference(ROWS, np.zeros((4, 3)), 1) == pytest.approx(np.full(3, 4.0))
-
-
 def test_a_function_goes_on_by_one_call_and_is_put_back_at_the_end():
     calls: list[int] = []
 
@@ -272,12 +227,8 @@ def released(privatize, divisor: float = 1.0) -> Released:
 @pytest.mark.parametrize(
     ("privatize", "message"),
     [
-        (
-            lambda g: 1 / 0,
-            r"privatize\(per_sample_grads\) raised ZeroDivisionError: .* \(call 1, ",
-        ),
+        (lambda g: 1 / 0, r"privatize\(per_sample_grads\) raised ZeroDivisionError: .* \(call 1, "),
         (lambda g: g, r"returned shapes \[\(32, 4, 3\), \(32, 5\)\], must be \[\(4, 3\), \(5,\)\]"),
-        (lambda g: [x.sum(0) / 0 for x in g], "returned numbers that are not finite .* norms 0 to"),
         (
             lambda g: [x.mean(0) + torch.randn(x.shape[1:]) / (x.norm() < 5) for x in g],
             "not finite .* 32 gradients of norms 0 to 2e.03",
@@ -299,43 +250,6 @@ def test_what_is_released_is_in_clipping_norms_whatever_the_divisor_and_the_shap
         found = released(lambda grads, by=divisor: [g.sum(0) / by for g in grads], divisor)
         assert found(rows) == pytest.approx(rows.sum(axis=0), rel=1e-5, abs=1e-6)
         assert (found.sizes, found.calls) == ([12, 5], 1)
-
-
-def read(fault: str, calls: int = 100) -> tuple[ShiftReading, NoiseReading]:
-    """The shift of one gradient of a thousand times C, and the noise beside no gradient."""
-    called = released(Privatizer(fault))
-    along, zeros = direction(called.sizes, np.random.default_rng(1)), np.zeros((BATCH, 17))
-    probe = Probe([np.vstack([zeros[1:], 1e3 * along])], zeros, along)
-    shift = read_shift(called, probe, SIGMA, calls, math.inf, np.random.default_rng(2))
-    return shift, read_noise(called, zeros, SIGMA, calls, math.inf)
-
-
-def test_correct_clipping_and_noise_read_the_claim():
-    shift, noise = read("", calls=400)
-    assert shift.shift == pytest.approx(1, abs=4 * 2 * SIGMA / math.sqrt(400))
-    assert (shift.gradients, shift.calls, noise.calls) == (1, 401, 401)
-    assert shift.log_e < 5
-    assert noise.ratio == pytest.approx(1, abs=4 / math.sqrt(2 * 400 * 17))
-    assert noise.tensors == pytest.approx([1, 1], abs=4 / math.sqrt(2 * 400 * 5))
-    assert (noise.ratio_repeated, noise.ratio_shared) == pytest.approx((1, 1), abs=0.1)
-    assert max(noise.log_e, noise.log_e_repeated, noise.log_e_shared) < 5
-
-
-def test_each_reading_shows_its_own_fault():
-    shift, noise = read("no clipping")
-    assert shift.shift == pytest.approx(1000, rel=0.01)
-    assert shift.log_e > 20 > 5 > noise.log_e
-    noise = read("no noise on biases")[1]
-    assert noise.tensors == pytest.approx([1, 0], abs=0.1)
-    assert noise.log_e > 20
-    seeded, shared = (read(fault)[1] for fault in ("seeded noise", "shared noise"))
-    assert seeded.ratio_repeated == 0 < seeded.ratio
-    assert shared.ratio_shared < 0.4 < shared.ratio
-    assert min(seeded.log_e_repeated, shared.log_e_shared) > 20
-
-
-def test_the_error_of_the_noise_is_that_of_a_standard_deviation_of_as_many_numbers():
-    assert read("", calls=100)[1].error == pytest.approx(1 / math.sqrt(2 * 100 * 17))
 
 
 def test_reading_stops_at_its_goal():

@@ -115,13 +115,7 @@ test_one_data_set_twice_is_refused = refusals(
             r"^d0=.* and d1=.* must differ: .* one record in d1",
         )
         for d0, d1 in (
-            (ONE, ONE),
-            (0, 0),
-            (None, None),
-            ([0.2], [0.2]),
-            ((1, "a"), (1, "a")),
-            (np.zeros(50), np.zeros(50)),
-            (np.array(["a", "b"]), np.array(["a", "b"])),
+            *((ONE, ONE), ((1, "a"), (1, "a")), (np.array(["a"]), np.array(["a"]))),
             (torch.zeros(2, 3), torch.zeros(2, 3)),
         )
     )
@@ -139,14 +133,10 @@ class Incomparable:
     ("d0", "d1"),
     [
         (np.zeros(5), np.zeros(6)),
-        (np.zeros(5), np.append(np.zeros(4), 1.0)),
-        (torch.zeros(5), torch.zeros(6)),
         (torch.zeros(5), torch.zeros(5, dtype=torch.float64)),
         (torch.zeros(5), np.zeros(5)),
-        (Incomparable(), Incomparable()),
         (np.array([Incomparable()]), np.array([Incomparable()])),
         ({"a": np.zeros(2)}, {"a": np.zeros(2)}),
-        ([0.2], [0.3]),
         ([Incomparable()], [Incomparable()]),
     ],
 )
@@ -159,13 +149,10 @@ def test_data_sets_of_any_type_that_may_differ_are_audited(d0, d1):
     [
         ({"mechanism": 3}, TypeError, "mechanism=3 must be a function"),
         ({"claim": "8"}, TypeError, "claim='8' must be"),
-        ({"claim": (1.0, 1.0)}, ValueError, r"delta=1\.0 must be in \(0, 1\)"),
         ({"claim": PrivacyClaim(noise_multiplier=1.0)}, ValueError, "has no delta"),
         ({"claim": lambda a: 0 * np.asarray(a)}, ValueError, "promises no privacy"),
         ({"significance": 0.0}, ValueError, r"significance=0\.0 must be"),
-        ({"bound_significance": 1.0}, ValueError, r"bound_significance=1\.0 must be"),
         ({"max_samples": 19}, ValueError, "max_samples=19 must be at least 20"),
-        ({"delta": -0.1}, ValueError, r"delta=-0\.1 must be"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments, kind, message):
@@ -198,15 +185,12 @@ def fails(data):
     ("mechanism", "message"),
     [
         (after(0, fails), r"mechanism\(d0, rng\) raised KeyError: 'age' \(call 1\)\."),
-        (after(7, fails), r"mechanism\(d1, rng\) raised KeyError: 'age' \(call 8\)\."),
         (after(4, lambda d: math.nan), r"mechanism\(d0, rng\) returned 1 of 1 numbers that are no"),
         (after(1, lambda d: np.ones(3)), r"d1, rng\) returned shape \(3,\) after \(\); outputs mu"),
         (after(0, lambda d: "text"), "returned str of dtype <U4 and shape .* return real numbers"),
-        (after(0, lambda d: None), "returned NoneType of dtype object"),
         (after(0, lambda d: []), "returned list of dtype float64 and shape .0,.; return real"),
         (after(0, lambda d: [[1.0], [1.0, 2.0]]), "returned list: setting an array element"),
         (after(2, lambda d: -1e200), "returned numbers beyond 1e.100; rescale them .call 3"),
-        (after(0, lambda d: 1j), "returned complex of dtype complex128"),
     ],
 )
 def test_what_is_wrong_with_a_mechanism_is_told(mechanism, message):

@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -12,11 +10,7 @@ from lightning_audit.blackbox.privatize import (
     PrivatizeViolation,
     assert_privatizes,
     audit_privatize,
-    probes,
-    read_noises,
-    read_shifts,
 )
-from lightning_audit.blackbox.probes import Released, direction
 
 
 @pytest.mark.parametrize(
@@ -51,13 +45,6 @@ def test_a_sum_clipped_as_a_whole_is_no_pass_beside_any_noise():
     exactly = audit(Privatizer("clip after sum", sigma=8.0), **stated)
     assert exactly.verdict.faults[0].name == "clip_after_average"
     assert exactly.shifts["against all others"].shift == pytest.approx(2.0, abs=1e-3)
-
-
-def test_a_pass_says_whether_clipping_was_read_exactly():
-    exactly, beside = audit(Privatizer()), audit(Unrepeatable())
-    assert "crafted gradients add at most C each, up to rounding" in str(exactly)
-    assert exactly.detectable_shift < 1.01 < beside.detectable_shift
-    assert "clipping was read through the noise: equal calls under equal seeds" in str(beside)
 
 
 def test_a_fault_found_exactly_takes_no_part_of_the_significance():
@@ -124,18 +111,9 @@ test_arguments_out_of_range_are_refused = refused_changes(
 )
 
 
-@pytest.mark.parametrize(
-    ("shapes", "error", "message"),
-    [
-        (10, TypeError, r"shapes=10 must be a tuple; give \(10,\) for a vector"),
-        *(
-            (shapes, ValueError, "must be the shape of a gradient")
-            for shapes in ([], (), [()], [(3, 0)], ["ab"], [3, (2,)])
-        ),
-    ],
-)
-def test_what_is_no_shape_is_refused(shapes, error, message):
-    with pytest.raises(error, match=message):
+@pytest.mark.parametrize("shapes", [[], (), [()], [(3, 0)], ["ab"], [3, (2,)]])
+def test_what_is_no_shape_is_refused(shapes):
+    with pytest.raises(ValueError, match="must be the shape of a gradient"):
         audit_privatize(Privatizer(), shapes, noise_multiplier=1.0, max_grad_norm=1.0)
 
 
@@ -191,13 +169,6 @@ def test_a_faulty_clipping_is_found_and_named_by_a_gradient_that_shows_it(fault)
     assert ("a single gradient moves" in found.faults[0].sentence) == (fault not in NAMES)
 
 
-def test_a_fault_by_its_trial_has_the_size_by_two_digits():
-    torch.manual_seed(0)
-    found = audit(noisy(FAULTY["spikes not clipped"])).verdict.faults[0]
-    assert 'moves the release by 30 times C ("in one entry, norm 30 C"; 2 of' in found.sentence
-    assert {f"{size:.2g}" for size in found.evidence.values()} == {"30", "1.5"}
-
-
 @pytest.mark.parametrize(
     ("fault", "name"),
     [
@@ -226,47 +197,3 @@ def test_another_unit_is_no_violation_and_no_pass(divisor, stated):
     assert found.verdict.outcome == "INCONCLUSIVE"
     assert "sum and noise alike" in str(found)
     assert "the unit of the sum" in str(found)
-
-
-# --- What is read off a privatize function, by kind of gradient and of batch.
-def test_the_calls_of_an_audit_are_counted_and_fewer_where_a_fault_is_plain():
-    correct, faulty = audit(Unrepeatable()), audit(Unrepeatable("no clipping"))
-    assert correct.calls == 8 * 121 + 2  # two to see that no seed repeats it
-    assert faulty.calls < correct.calls
-    assert math.isfinite(correct.detectable_shift)
-
-
-def readings(fault: str, shapes=SHAPES, batches: str = "poisson"):
-    called = Released(Privatizer(fault), shapes, False, NORM, 1.0, "torch")
-    rng, plan = np.random.default_rng(0), (60, 6.0)
-    along = direction(called.sizes, rng)
-    noises = read_noises(called, along, SIGMA, BATCH, batches, *plan)
-    return noises, read_shifts(called, probes(along, called.sizes, BATCH, 12), SIGMA, *plan, rng)
-
-
-def test_each_kind_of_batch_and_of_gradient_is_read_where_it_is_there():
-    noises, shifts = readings("", batches="fixed")
-    assert list(noises) == ["no gradient", "an oversized gradient"]
-    assert list(readings("")[0]) == [*noises, "twice as many gradients"]
-    assert [reading.gradients for reading in shifts.values()] == [1, 12, 12, 1, 1]
-    assert list(shifts)[-1] == "in one tensor"
-    assert "in one tensor" not in readings("", shapes=[(4, 3)])[1]
-
-
-@pytest.mark.parametrize(
-    ("fault", "shown"),
-    [
-        ("no clipping", {"one oversized", "oversized", "against all others", "in one tensor"}),
-        ("norm misses biases", {"in one tensor", "oversized"}),
-        ("clip after sum", {"against all others"}),
-    ],
-)
-def test_a_clipping_fault_shows_in_its_kinds_of_gradients(fault, shown):
-    assert {name for name, reading in readings(fault)[1].items() if reading.log_e >= 6.0} == shown
-
-
-def test_noise_that_follows_gradients_is_small_beside_large_ones_alone():
-    noises, _ = readings("noise follows gradients")
-    found = {name: noise.ratio for name, noise in noises.items()}
-    expected = {"no gradient": 1, "an oversized gradient": 0.5, "twice as many gradients": 1}
-    assert found == pytest.approx(expected, abs=0.1)

@@ -19,7 +19,3 @@ def test_bounds_hold_and_reach_their_share(covered, compared, tmp_path):
         assert any_time >= goal_any_time - slack
     save(experiment.draw(result), tmp_path, "figure")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
-
-
-def test_eleven_of_a_hundred_bounds_may_exceed_the_truth():
-    assert experiment.most_above(100) == 11

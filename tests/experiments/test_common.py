@@ -28,13 +28,6 @@ def test_every_page_and_figure_is_of_an_experiment():
     assert {path.stem for path in (DOCS / "experiments").glob("[!.]*")} == set(EXPERIMENTS)
 
 
-def test_small_is_the_default_size():
-    assert not common.arguments(None, []).full
-    assert common.arguments(None, ["--full"]).full
-    with pytest.raises(SystemExit):
-        common.arguments(None, ["--small", "--full"])
-
-
 def test_a_table_has_a_line_a_row_and_aligned_columns(capsys):
     common.print_table(["training", "interval", "width"], [["clip", (0.5, 12.345), 3]])
     assert capsys.readouterr().out.splitlines() == [

@@ -7,7 +7,7 @@ from common import cells, save
 from matplotlib.figure import Figure
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_shapes_of_the_sweep(tmp_path):
     found = experiment.run(cells(), 100, 60, range(2))
     star = {one.training.name: one.star for one in found}
@@ -47,33 +47,3 @@ def test_the_front_is_drawn_and_beaten_models_lie_off_it():
     assert main.get_ylabel() == "accuracy"
     assert "not a bound" in main.get_xlabel()
     assert [text.get_text() for text in main.texts] == [model.name for model in MODELS]
-
-
-def test_each_group_has_its_densities_along_both_axes():
-    drawn = experiment.privacy_utility_figure(MODELS)
-    top, _, main, right = drawn.axes
-    # Three models give a curve, two are drawn one by one.
-    assert len(top.get_lines()) == len(right.get_lines()) == 3
-    assert top.get_xlim() == main.get_xlim()
-    assert right.get_ylim() == main.get_ylim()
-
-
-def test_one_model_is_drawn(tmp_path):
-    experiment.privacy_utility_figure([experiment.Point(1.0, 0.5)]).savefig(tmp_path / "one.png")
-    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("models", "message"),
-    [
-        ([], "must be finite numbers"),
-        ([experiment.Point(float("nan"), 0.5)], "cost=.* must be finite numbers"),
-        (
-            [experiment.Point(1.0, 0.5, str(i)) for i in range(6)],
-            "models have 6 groups, must have at most 5",
-        ),
-    ],
-)
-def test_what_cannot_be_drawn_is_named(models, message):
-    with pytest.raises(ValueError, match=message):
-        experiment.privacy_utility_figure(models)

@@ -18,13 +18,3 @@ def test_bounds_are_below_what_is_spent(tmp_path, monkeypatch):
     assert all(experiment.bound(found["digits", "crafted", q]) > 1 for q in experiment.RATES)
     save(experiment.draw(found), tmp_path, "figure")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
-
-
-def test_noise_spends_the_epsilon():
-    claim = experiment.PrivacyClaim(
-        noise_multiplier=experiment.noise_for(8.0, 0.25, 20),
-        sample_rate=0.25,
-        steps=20,
-        delta=experiment.DELTA,
-    )
-    assert claim.composed_epsilon() == pytest.approx(8.0, abs=0.05)

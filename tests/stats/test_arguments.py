@@ -23,10 +23,8 @@ test_impossible_counts_are_refused = refused(
     whole_counts,
     (-1, 5, r"successes=-1 must be a whole number >= 0"),
     (0.5, 5, r"successes=0\.5 must be a whole number >= 0; pass event counts"),
-    (float("nan"), 5, r"successes=nan must be a whole number"),
     (1, float("inf"), r"trials=inf must be a whole number"),
     (6, 5, r"successes=6 must be at most trials=5"),
-    (np.array([1, 6]), np.array([2, 5]), r"successes=6 must be at most trials=5"),
     (np.array([True]), 5, r"successes has dtype bool"),
 )
 
@@ -108,17 +106,9 @@ test_what_cannot_be_counted_is_refused = refusals(
 )
 
 
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda many: ConfusionCounts(many, 1, 1, 1), "fn"),
-        (lambda many: ConfusionCounts(1, 1, np.full(500, 0.5), 1), "fp"),
-    ],
-)
-def test_large_arguments_are_shown_in_a_line(call, name):
-    many = ConfusionCounts(*(np.arange(500) + i for i in range(4)))
-    with pytest.raises(ValueError, match=f"^{name}=.* must ") as caught:
-        call(many)
+def test_large_arguments_are_shown_in_a_line():
+    with pytest.raises(ValueError, match=r"^fp=.* must ") as caught:
+        ConfusionCounts(1, 1, np.full(500, 0.5), 1)
     assert len(str(caught.value)) < 250
     assert "\n" not in str(caught.value)
 

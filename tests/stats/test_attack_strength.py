@@ -1,8 +1,5 @@
-import sys
-
 import numpy as np
 import pytest
-from places import DOCS
 from refused_arguments import refused
 from refused_calls import refused_changes
 from scipy import stats
@@ -11,27 +8,23 @@ from stages import staged
 from lightning_audit.stats.attack_strength import (
     GridDistribution,
     StrengthPosterior,
-    at_zero,
     attack_counts,
     attack_strength_posterior,
     attack_vector,
-    changes,
     epsilon_posterior_at_strength,
-    equidistributed,
     known_strength,
     prior_variance,
-    refined,
-    row_integrals,
-    searched,
-    strength_prior,
 )
 
-sys.path.append(str(DOCS / "figures"))
-from chains import sample_attack_strength
-
 WEAK = attack_counts([40, 45], 100, [50, 40], 100)
+
+
 FALSE_POSITIVES = [40, 50, 60, 100, 100, 110, 120, 200, 200, 200]
+
+
 FALSE_NEGATIVES = [250, 200, 150, 100, 120, 100, 100, 80, 70, 60]
+
+
 STRONG = attack_counts(FALSE_NEGATIVES, 1000, FALSE_POSITIVES, 1000)
 
 
@@ -39,7 +32,6 @@ test_bad_counts_are_named = refused(
     attack_counts,
     ([-1], 10, [1], 10, "false_negatives=-1 must be"),
     ([1], 10, [11], 10, "false_positives=11 must be at most n_out=10; pass"),
-    ([0.5], 10, [1], 10, "false_negatives=.* whole numbers"),
     (1, 2**63 + 1, 1, 100, r"n_in=9223372036854775809 must be at most 2\^53"),
 )
 
@@ -47,7 +39,6 @@ test_bad_counts_are_named = refused(
 test_bad_arguments_are_named = refused_changes(
     attack_strength_posterior,
     {"counts": WEAK, "delta": 1e-5},
-    ({"delta": 1.0}, r"delta=1\.0 must be in \(0, 1\)"),
     ({"counts": attack_counts(10, 10**6, 10, 10**6), "delta": 0.1}, r"delta=0\.1 must be at most "),
     ({"counts": attack_counts([], 1, [], 1)}, r"shape \(0,\), must be .* one attack; pass"),
     ({"strength_shapes": (0.5, 1.0)}, r"strength_shapes=\(0\.5, 1\.0\) must be"),
@@ -59,60 +50,11 @@ test_bad_arguments_are_named = refused_changes(
 )
 
 
-def test_the_log_prior_of_the_strength_is_that_of_beta_up_to_a_constant():
-    s = np.array([0.1, 0.5, 0.8])
-    assert strength_prior((1, 1))(s).tolist() == [0.0] * 3
-    assert strength_prior((3.0, 2.0))(s) == pytest.approx(np.log(s**2 * (1 - s)))
-
-
 def test_numbers_become_a_vector_of_one_attack():
     assert attack_vector(attack_counts(1, 10, 2, 20)).tp.tolist() == [9]
     assert (prior_variance(10), known_strength(0)) == (10.0, 0.0)
     with pytest.raises(ValueError, match=r"strength=1 must be in \(0, 1\); 0 is allowed as well"):
         known_strength(1)
-
-
-def bump(levels: np.ndarray) -> np.ndarray:
-    """Density of eps and s eps, independent but for s < 1: around 3 and 1."""
-    return np.tril(np.outer(stats.norm(3.0, 0.05).pdf(levels), stats.norm(1.0, 0.1).pdf(levels)))
-
-
-def test_levels_gather_where_the_density_changes_and_keep_their_ends():
-    points = np.linspace(0.0, 10.0, 201)
-    found = equidistributed(points, changes(points, stats.norm(3.0, 0.05).pdf(points)), 101)
-    assert (found[0], found[-1], found.size) == (0.0, 10.0, 101)
-    assert (np.diff(found) > 0).all()
-    assert np.mean(np.abs(found - 3.0) < 0.3) > 0.7
-
-
-def test_rounds_find_a_narrow_density_and_where_it_is_negligible():
-    levels, support = searched(lambda levels, support: bump(levels), 10.0, 4, 40, 120)
-    assert levels.size == 120
-    assert np.mean(np.abs(levels - 3.0) < 0.5) > 0.25
-    assert np.mean(np.abs(levels - 1.0) < 1.0) > 0.25
-    # What is not negligible lies within eight standard deviations, and the support around it.
-    assert 1.0 < support.epsilon < 2.6
-    assert 1.8 < support.inner < 4.0
-
-
-def test_refining_keeps_the_ends_of_the_levels():
-    levels, support = refined(np.linspace(0, 10, 50), bump(np.linspace(0, 10, 50)), 30)
-    assert (levels[0], levels[-1], levels.size) == (0.0, 10.0, 30)
-    assert support.epsilon < 3.0
-    assert support.inner > 1.0
-
-
-def test_rows_are_integrated_up_to_their_own_level():
-    rows = row_integrals(np.array([0.0, 1.0, 2.0, 4.0]), np.tril(np.ones((4, 4))))
-    assert rows[2] == pytest.approx([0.0, 1.0, 2.0, 2.0])
-    assert rows[3] == pytest.approx([0.0, 1.0, 2.0, 4.0])
-    # At eps = 0 it is extrapolated: from 1 and 2 at the levels 1 and 2 to 0.
-    assert rows[0] == pytest.approx([0.0] * 4)
-
-
-@pytest.mark.parametrize(("value", "slope", "at"), [(2.0, 1.0, 2.5), (1.0, 9.0, 0), (1.0, -9.0, 2)])
-def test_a_density_is_extrapolated_to_zero_within_bounds(value, slope, at):
-    assert at_zero(np.array([0.0, 1.0, 3.0]), value, slope) == at
 
 
 @pytest.fixture(scope="module")
@@ -147,15 +89,9 @@ def test_prior_of_the_published_code_is_reproduced(strong):
 @pytest.mark.parametrize(
     ("strength", "n", "interval"),
     [
-        (0.0, 500, (0.446, 5.741)),
-        (0.2, 500, (0.409, 2.009)),
-        (0.5, 500, (0.362, 0.866)),
-        (0.8, 500, (0.320, 0.586)),
-        (0.9, 500, (0.305, 0.541)),
-        (0.95, 500, (0.297, 0.524)),
-        (0.99, 500, (0.291, 0.512)),
-        (0.99, 100, (0.169, 0.672)),
-        (0.99, 200, (0.232, 0.586)),
+        *((0.0, 500, (0.446, 5.741)), (0.2, 500, (0.409, 2.009)), (0.5, 500, (0.362, 0.866))),
+        *((0.8, 500, (0.320, 0.586)), (0.9, 500, (0.305, 0.541)), (0.95, 500, (0.297, 0.524))),
+        *((0.99, 500, (0.291, 0.512)), (0.99, 100, (0.169, 0.672)), (0.99, 200, (0.232, 0.586))),
         (0.99, 1000, (0.320, 0.476)),
     ],
 )
@@ -198,25 +134,6 @@ def test_without_challenges_the_posterior_is_the_prior():
     assert posterior.strength.interval(0.1) == pytest.approx((0.05, 0.95), abs=1e-3)
 
 
-def test_errors_of_either_kind_count_alike():
-    errors = [30, 10], [5, 20]
-    one, other = (
-        attack_strength_posterior(attack_counts(fn, 100, fp, 100), 1e-5).epsilon.interval(0.1)
-        for fn, fp in (errors, errors[::-1])
-    )
-    assert one == pytest.approx(other, rel=1e-6)
-
-
-@pytest.mark.heavy
-def test_more_attacks_narrow_the_interval():
-    widths = []
-    for n in (1, 3, 8):
-        fn, fp = [15 + i for i in range(n)], [30 - i for i in range(n)]
-        posterior = attack_strength_posterior(attack_counts(fn, 100, fp, 100), 1e-5)
-        widths.append(np.diff(posterior.epsilon.interval(0.1))[0])
-    assert widths == sorted(widths, reverse=True)
-
-
 # The heavy stage has the first draws of the nightly's; 200 draws of this seed give p = .12 and .39.
 @pytest.mark.parametrize("runs", staged(heavy=[15], nightly=[60]))
 def test_the_interval_holds_its_level_averaged_over_the_prior(runs):
@@ -236,21 +153,3 @@ def test_the_interval_holds_its_level_averaged_over_the_prior(runs):
         ranks.append((posterior.epsilon.cdf(epsilon), posterior.strength.cdf(s)))
     for rank in np.array(ranks).T:
         assert stats.kstest(rank, "uniform").pvalue > 0.01
-
-
-def test_the_published_chain_samples_the_same_posterior():
-    posterior = attack_strength_posterior(WEAK, 0.01)
-    samples = sample_attack_strength(WEAK, 0.01, 8000, np.random.default_rng(3))[1000:]
-    assert np.mean(posterior.epsilon.cdf(samples[:, 0])) == pytest.approx(0.5, abs=0.12)
-    assert np.mean(posterior.strength.cdf(samples[:, 1])) == pytest.approx(0.5, abs=0.12)
-
-
-def test_a_chain_is_a_function_of_its_source_and_stays_where_the_prior_is():
-    one, other, longer = (
-        sample_attack_strength(WEAK, 0.01, n, np.random.default_rng(5), steps=(0.1, 0.9))
-        for n in (40, 40, 60)
-    )
-    assert one.shape == (40, 2)
-    assert (one == other).all()
-    assert (one == longer[:40]).all()
-    assert ((longer[:, 0] > 0) & (longer[:, 1] > 0) & (longer[:, 1] < 1)).all()

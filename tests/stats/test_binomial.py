@@ -15,19 +15,20 @@ from lightning_audit.stats.binomial import (
     Beta,
     clopper_pearson_lower,
     clopper_pearson_upper,
-    deviance,
     error_rate_confidence_sequence,
     error_rate_log_e,
     jeffreys_lower,
     jeffreys_upper,
     katz_log_lower,
-    stirling_error,
 )
 from lightning_audit.stats.tradeoff import gaussian_mu
 
 SHAPES = [0.5, 1.0, 1.5, 7.5, 15.0, 15.5, 300.5, 1e4 + 0.5, 1e6 + 0.5]
+
+
 significances = st.sampled_from([1e-6, 1e-3, 0.05, 0.5])
-any_significance = st.sampled_from([1e-12, 1e-3, 0.025, 0.05, 0.5, 0.9])
+
+
 LIMITS = [clopper_pearson_lower, clopper_pearson_upper, jeffreys_lower, jeffreys_upper]
 
 
@@ -55,38 +56,10 @@ def test_distribution_function_keeps_small_values_on_either_side():
     assert rate.below(x, rest) + rate.above(x, rest) == pytest.approx(1.0, abs=1e-15)
 
 
-def test_interval_leaves_out_the_tail():
-    a, b = np.array([0.5, 30.5, 1e6]), np.array([100.5, 70.5, 10.5])
-    rate = Beta.of(a, b, 1e-9)
-    assert stats.beta.cdf(rate.lower, a, b) == pytest.approx(1e-9, rel=1e-6)
-    assert stats.beta.cdf(rate.lower_rest, b, a) == pytest.approx(1e-9, rel=1e-6)
-
-
-@pytest.mark.parametrize("k", [0.5, 3.0, 1e3, 1e6])
-@pytest.mark.parametrize("ratio", [1e-3, 0.5, 0.8181, 0.8182, 0.999999, 1.0, 1.0001, 1.25, 40.0])
-def test_deviance_has_full_digits_around_its_minimum(k, ratio):
-    mean = k * ratio
-    with mp.workdps(40):
-        exact = k * mp.log(mp.mpf(k) / mean) + mp.mpf(mean) - k
-    assert deviance(np.array(k), np.array([mean]))[0] == pytest.approx(float(exact), rel=1e-14)
-
-
-@pytest.mark.parametrize("z", [0.5, 1.0, 14.5, 15.0, 15.5, 1e3, 1e8])
-def test_stirling_error_is_that_of_the_gamma_function(z):
-    with mp.workdps(40):
-        exact = mp.loggamma(mp.mpf(z) + 1) - (
-            (mp.mpf(z) + 0.5) * mp.log(z) - z + mp.log(2 * mp.pi) / 2
-        )
-    assert float(stirling_error(np.array(z))) == pytest.approx(float(exact), abs=3e-14)
-
-
 @st.composite
 def counts(draw: st.DrawFn, least: int = 0, most: int = 100_000) -> tuple[int, int]:
     trials = draw(st.integers(least, most))
     return draw(st.integers(0, trials)), trials
-
-
-few_counts = counts(least=1, most=5000)
 
 
 @pytest.mark.parametrize(("n", "expected"), [(1000, 0.8255), (5000, 0.9178), (20_000, 0.9562)])
@@ -129,11 +102,8 @@ def naive_e(k: int, n: int, rate: float, prior: Any) -> float:
     ("errors", "trials", "one_look", "mu"),
     # -2.08, .84, .70, 4.84 and 3.53 with the single concentration 1,000.
     [
-        (0, 30, 2.62, 2.13),
-        (0, 100, 3.78, 3.53),
-        (2, 100, 3.08, 2.65),
-        (0, 1000, 5.50, 5.43),
-        (20, 1000, 3.79, 3.59),
+        *((0, 30, 2.62, 2.13), (0, 100, 3.78, 3.53), (2, 100, 3.08, 2.65)),
+        *((0, 1000, 5.50, 5.43), (20, 1000, 3.79, 3.59)),
     ],
 )
 def test_few_guesses_prove_nearly_what_one_look_at_them_does(errors, trials, one_look, mu):
@@ -144,6 +114,8 @@ def test_few_guesses_prove_nearly_what_one_look_at_them_does(errors, trials, one
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.2, 0.3085, 0.5])
+@pytest.mark.one_in(4)
+@pytest.mark.heavy_one_in(4)
 def test_limits_of_all_looks_hold_at_once(rate):
     rng = np.random.default_rng(round(1e4 * rate))
     runs, looks = 2000, 400
@@ -181,24 +153,6 @@ def test_all_rates_above_the_limit_are_rejected_and_none_below(found, significan
     assert (error_rate_log_e(*found, below) <= threshold + 1e-4).all()
 
 
-@given(counts(), significances)
-def test_limit_lies_above_the_one_look_limit_and_the_observed_rate(found, significance):
-    limit = error_rate_confidence_sequence(*found, significance)
-    assert 0 < limit <= 1
-    assert limit >= clopper_pearson_upper(*found, significance) - 1e-9
-    k, n = found
-    if k < n:
-        assert error_rate_confidence_sequence(k + 1, n, significance) >= limit - 1e-12
-    assert error_rate_confidence_sequence(k, n, significance / 2) >= limit - 1e-12
-
-
-def test_numbers_give_floats_and_arrays_broadcast():
-    assert type(error_rate_confidence_sequence(3, 10, 0.05)) is float
-    table = error_rate_confidence_sequence(np.array([[0], [3]]), np.array([10, 100, 1000]), 0.05)
-    assert (table.shape, table[1, 0]) == ((2, 3), error_rate_confidence_sequence(3, 10, 0.05))
-    assert error_rate_confidence_sequence(0, 0, 0.05) == 1.0
-
-
 def flagged(noise: float, looks: int, runs: int, every: int) -> np.ndarray:
     """First observation a world at which the claim of epsilon 1.27 is rejected, at .05."""
     claimed = gaussian_mu(1.27, 1e-5)
@@ -215,15 +169,6 @@ def flagged(noise: float, looks: int, runs: int, every: int) -> np.ndarray:
 def test_correct_runs_are_flagged_less_often_than_the_significance():
     rate = float(np.mean(np.isfinite(flagged(1.0, looks=100, runs=6000, every=50))))
     assert rate == pytest.approx(0.013, abs=0.008)
-
-
-@pytest.mark.parametrize(
-    ("noise", "every", "looks", "median"),
-    [(0.9, 50, 1000, 19_350), (0.8255, 50, 300, 4800), (0.8, 50, 300, 3550), (0.5, 10, 200, 220)],
-)
-def test_reference_medians_until_violations_are_flagged(noise, every, looks, median):
-    # Medians of 100 to 300 runs scatter by a tenth.
-    assert float(np.median(flagged(noise, looks, 1500, every))) == pytest.approx(median, rel=0.12)
 
 
 @pytest.mark.parametrize("significance", [0.01, 0.05, 0.3])
@@ -254,38 +199,8 @@ def test_no_tighter_limit_has_the_level(k, n, level):
         assert stats.binom.sf(k - 1, n, lower) == pytest.approx(level, rel=1e-11)
 
 
-@given(few_counts, any_significance)
-def test_limits_mirror_each_other_rise_with_successes_and_hold_those_of_jeffreys(count, level):
-    k, n = count
-    successes = np.array([max(k - 1, 0), k])
-    for limit in (clopper_pearson_lower, clopper_pearson_upper):
-        below, here = limit(successes, n, level)
-        assert 0 <= below <= here <= 1
-        assert (below < here) == (k > 0)
-    for low, high in (LIMITS[:2], LIMITS[2:]):
-        assert 1 - high(n - k, n, level) == pytest.approx(low(k, n, level), abs=1e-12)
-    assert clopper_pearson_lower(k, n, level) <= jeffreys_lower(k, n, level)
-    assert jeffreys_upper(k, n, level) <= clopper_pearson_upper(k, n, level)
-
-
-@given(few_counts)
-def test_less_significance_gives_wider_limits(count):
-    lower = [clopper_pearson_lower(*count, level) for level in (1e-9, 1e-3, 0.05, 0.4)]
-    upper = [clopper_pearson_upper(*count, level) for level in (1e-9, 1e-3, 0.05, 0.4)]
-    assert (lower, upper) == (sorted(lower), sorted(upper, reverse=True))
-    assert lower[-1] <= count[0] / count[1] <= upper[-1]
-
-
 def test_no_observation_proves_nothing():
     assert [limit(0, 0, 0.05) for limit in LIMITS] == [0.0, 1.0, 0.0, 1.0]
-
-
-def test_numbers_give_floats_and_arrays_broadcast_limits():
-    assert type(clopper_pearson_lower(1, 2, 0.05)) is float
-    assert type(clopper_pearson_upper(np.int64(1), 2, 0.05)) is float
-    table = clopper_pearson_upper(np.array([[0], [3]]), np.array([3, 5, 7]), 0.05)
-    assert (table.shape, table[1, 2]) == ((2, 3), clopper_pearson_upper(3, 7, 0.05))
-    assert clopper_pearson_lower(np.array([], dtype=int), 3, 0.05).shape == (0,)
 
 
 @pytest.mark.parametrize(("k", "n"), [(1, 5), (4, 5), (117, 200), (199, 200), (30, 10**6)])
@@ -293,12 +208,6 @@ def test_jeffreys_limits_are_quantiles_of_the_posterior(k, n):
     posterior = stats.beta(k + 0.5, n - k + 0.5)
     assert jeffreys_lower(k, n, 0.05) == pytest.approx(posterior.ppf(0.05), rel=1e-10)
     assert jeffreys_upper(k, n, 0.05) == pytest.approx(posterior.isf(0.05), rel=1e-10)
-
-
-def test_jeffreys_limits_at_the_ends_are_the_ends():
-    assert (jeffreys_lower(0, 7, 0.05), jeffreys_upper(7, 7, 0.05)) == (0.0, 1.0)
-    assert type(jeffreys_lower(1, 2, 0.05)) is float
-    assert jeffreys_upper(np.array([[0], [3]]), np.array([3, 5, 7]), 0.05).shape == (2, 3)
 
 
 def test_jeffreys_limits_hold_their_level_averaged_over_the_prior():
@@ -321,13 +230,10 @@ def test_a_jeffreys_limit_fails_more_often_than_it_says_at_some_rates():
 
 test_impossible_arguments_are_refused = refusals(
     (lambda: error_rate_confidence_sequence(-1, 5, 0.05), "errors=-1 must hold whole"),
-    (lambda: error_rate_confidence_sequence(6, 5, 0.05), "errors=6 must be at most trials=5"),
     (lambda: error_rate_confidence_sequence(1, 5, 0.0), r"significance=0\.0 must be in"),
     (lambda: error_rate_log_e(1, 5, 0.0), r"rate=0\.0 must be in \(0, 1\)"),
-    (lambda: error_rate_log_e(1, 2.5, 0.5), r"trials=2\.5 must hold whole"),
     *((partial(limit, 6, 5, 0.05), "successes=6 must be at most trials=5") for limit in LIMITS),
     *((partial(limit, 1, 2, 1.0), r"significance=.* must be in \(0, 1\); it") for limit in LIMITS),
-    (lambda: katz_log_lower(6, 5, 1, 5, 0.05), "successes=6 must be at most trials=5"),
     (lambda: katz_log_lower(1, 5, 1, 5, 1.0), r"significance=1\.0 must be in \(0, 1\)"),
 )
 
@@ -345,12 +251,3 @@ def test_nothing_is_proved_where_a_count_is_zero_and_certain_rates_have_no_sprea
     assert limits[3] < 0
     assert katz_log_lower(0, 0, 0, 0, 0.05) == -math.inf
     assert katz_log_lower(7, 7, 9, 9, 0.05) == 0.0
-
-
-def test_limit_rises_with_significance_and_with_the_ratio():
-    levels = [katz_log_lower(30, 100, 20, 100, level) for level in (1e-6, 0.05, 0.5, 0.9)]
-    assert levels == sorted(levels)
-    assert levels[2] == pytest.approx(math.log(1.5), rel=1e-12)
-    assert (
-        katz_log_lower(31, 100, 20, 100, 0.05) > levels[1] > katz_log_lower(30, 100, 21, 100, 0.05)
-    )

@@ -24,19 +24,29 @@ from lightning_audit.stats.canary_bets import (
     score_mu,
 )
 from lightning_audit.stats.divergences import sharpest_score, sign_score
-from lightning_audit.stats.gaussian import mu_noncentral_t
 from lightning_audit.stats.noise_tests import NOISE_PRECISIONS, noise_upper
 from lightning_audit.stats.power import sensitivity_power, steps_needed
 
 # --- The coin bet: against a naive twin, in expectation, and on a gross fault.
 residual = st.floats(-1e4, 1e4)
+
+
 PROBABILITIES = [0.1, 0.3, 0.5, 0.9]
+
+
 SHARE = 1e-4
+
+
 GROUPS = ["Dirac", "Spread", "Dirac", "BlockPair", "Dirac", "Dirac", "Spread", "Dirac"]
+
+
 LEVEL = 0.05
+
+
 RUNS = 2000
+
+
 GRID = np.array([0.2, 0.5, 0.8, 0.9, 1.0, 1.5, 2.0, 100.0])
-FINE = np.arange(0.02, 1.2, 0.02)
 
 
 @given(st.lists(residual, min_size=1, max_size=4), st.integers(0, 8))
@@ -50,24 +60,6 @@ def test_coin_bet_has_expectation_at_most_one_up_to_the_signal_and_more_above(sh
     assert mean <= 1 + 1e-9
     assert (mean < 1 - 1e-4) == (shift < 0.95)
     assert normal_mean(lambda r: mean_over_coins(np.array([r]), 2.0, 0), 0.0, 0.7) > 1.01
-
-
-def test_first_step_is_judged_by_its_size_and_not_by_its_own_centre():
-    # Were the centre to use the present step, a constant would have no residual at all.
-    bet = CoinBet((1,))
-    bet.update(np.array([1.0]), np.array([6.0]))
-    expected = math.log(np.mean(2 / (1 + np.exp(-5 * COIN_SLOPES))))
-    assert float(bet.log_e) == pytest.approx(expected, abs=1e-12)
-
-
-def test_coin_bet_flags_a_missing_clipping_within_four_steps():
-    rng, runs = np.random.default_rng(0), 20_000
-    bet, flagged = CoinBet((runs, 8), initial_scale=1.0), np.zeros(runs, dtype=bool)
-    for _ in range(4):
-        coins = rng.integers(0, 2, (runs, 8)).astype(float)
-        bet.update(coins, 1000 * coins + rng.standard_normal((runs, 8)))
-        flagged |= bet.log_e >= -math.log(1e-4)
-    assert flagged.mean() >= 0.95
 
 
 def steps_of(p: float, seed: int, steps: int, shape: tuple[int, ...], shift: float = 1.0):
@@ -101,17 +93,20 @@ def test_coin_bet_pays_the_probabilities_that_it_gives(p):
     assert float(bet.log_e) == pytest.approx(math.log(sum(wealth) / len(wealth)), abs=1e-11)
 
 
-def test_a_tenth_of_a_coin_bet_is_on_the_groups_in_equal_parts():
+@pytest.mark.parametrize("p", [0.2, 0.5])
+def test_a_tenth_of_a_coin_bet_is_on_the_groups_in_equal_parts(p):
     groups = ["Dirac", "Spread", "Dirac", "BlockPair"]
-    bet, wealth = CoinBet((4,), groups=groups), np.ones((len(COIN_SLOPES), 4))
+    bet = CoinBet((4,), coin_probability=p, groups=groups)
+    wealth, slopes = np.ones((len(COIN_SLOPES), 4)), np.array(COIN_SLOPES)[:, None]
     past: list[np.ndarray] = []
     squares, number = 20.0, 20.0
-    for coins, readings in steps_of(0.5, 3, 40, (4,), shift=2.0):
+    for coins, readings in steps_of(p, 3, 40, (4,), shift=2.0):
         residuals = readings - coins
         pooled = float(np.mean(past)) if past else 0.0
         centred = residuals - (sum(past, np.zeros(4)) + 10 * pooled) / (len(past) + 10)
-        says_in = stats.logistic.cdf(np.outer(COIN_SLOPES, centred) / math.sqrt(squares / number))
-        wealth *= np.where(coins == 1, says_in, 1 - says_in) / 0.5
+        tilt = p * np.exp(slopes * centred / math.sqrt(squares / number) + (p - 0.5) * slopes**2)
+        says_in = tilt / (1 - p + tilt)
+        wealth *= np.where(coins == 1, says_in / p, (1 - says_in) / (1 - p))
         squares, number = squares + float(centred @ centred), number + 4
         past.append(residuals)
         bet.update(coins, readings)
@@ -120,23 +115,14 @@ def test_a_tenth_of_a_coin_bet_is_on_the_groups_in_equal_parts():
     assert float(bet.log_e) == pytest.approx(math.log(expected), abs=1e-11)
 
 
-def test_one_group_is_all_canaries_together():
-    bets = CoinBet((3,)), CoinBet((3,), groups=["Spread"] * 3)
-    for coins, readings in steps_of(0.5, 4, 20, (3,), shift=2.0):
-        for bet in bets:
-            bet.update(coins, readings)
-        assert bets[0].log_e == bets[1].log_e
-
-
 test_a_coin_that_is_none_is_refused = refusals(
     *(
         (partial(make, p), r"^coin_probability=")
-        for p in (0.0, 1.0, -0.1, math.nan)
+        for p in (0.0, 1.0)
         for make in (
             lambda p: CoinBet((1,), coin_probability=p),
             lambda p: LeakageBet((1,), p),
             lambda p: SignalBet((1,), RATIOS, 1.0, p),
-            lambda p: sensitivity_power(1, 10, 2.0, 1.0, coin_probability=p),
         )
     )
 )
@@ -234,24 +220,6 @@ def test_a_bet_on_groups_alarms_no_oftener_than_the_significance(p, runs, terms)
         assert rate <= highest, (term, rate)
 
 
-def test_a_skewed_data_term_misleads_the_t_bound_where_coins_are_rare():
-    """Why `fdp_t` is left out for such coins; for fair ones the skewness cancels."""
-    runs, readings, nominal = 20_000, 20, 1e-3
-    shares = []
-    for p in (0.1, 0.5):
-        rng = np.random.default_rng(0)
-        coins = (rng.random((runs, readings)) < p).astype(float)
-        z = coins + rare_bursts(rng, coins) + rng.standard_normal(coins.shape)
-        sizes = np.maximum([coins.sum(axis=1), (1 - coins).sum(axis=1)], 1).astype(int)
-        inside, outside = np.array([(z * coins).sum(axis=1), (z * (1 - coins)).sum(axis=1)]) / sizes
-        within = (z**2).sum(axis=1) - sizes[0] * inside**2 - sizes[1] * outside**2
-        limit = mu_noncentral_t(sizes[0], sizes[1], inside - outside, within, nominal)
-        both = (coins.min(axis=1) == 0) & (coins.max(axis=1) == 1)
-        shares.append(float(np.mean((np.asarray(limit) > 1.0) & both)))
-    assert shares[0] > nominal + 3 * math.sqrt(nominal / runs)
-    assert shares[1] <= nominal + 3 * math.sqrt(nominal / runs)
-
-
 def test_a_fault_of_one_group_is_flagged_in_half_the_steps_and_that_of_all_hardly_later():
     runs, share = 200, SHARE
     spread = np.array([2.45 if name == "Spread" else 1.0 for name in GROUPS])
@@ -285,29 +253,6 @@ def test_steps_said_to_be_needed_are_enough(p, k, shift):
     assert flagged(p, k, steps, shift) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 1000)
     # And not many more than are: with half of them a run in twenty is not flagged.
     assert flagged(p, k, steps // 2, shift) < 0.95
-
-
-def test_a_rare_coin_needs_more_steps_by_its_variance():
-    def steps(p: float) -> int:
-        return steps_needed(lambda n: sensitivity_power(8, n, 1.25, 1.0, SHARE, p))
-
-    fair = steps(0.5)
-    for p in (0.1, 0.3, 0.9):
-        assert steps(p) * 4 * p * (1 - p) == pytest.approx(fair, rel=0.15)
-
-
-@pytest.mark.parametrize("p", PROBABILITIES)
-def test_the_ratio_of_a_known_mu_is_approached_from_below(p):
-    runs, steps = 100, 1000
-    bet = LeakageBet((runs, 4), p, steps)
-    for coins, readings in steps_of(p, 8, steps, (runs, 4), shift=2.0):
-        bet.update(coins, readings - 0.3, 1.0)
-    (lower,) = bet.ratios(0.05, [(steps, bet.growth)], [(1.0, 1.0, steps)])
-    assert np.mean(lower > 2.0) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
-    assert np.median(lower) > (1.6 if p in (0.3, 0.5) else 1.25)
-
-
-# --- Bets on the score of guesses: what is proved of steps that leak unlike parts of their claims.
 
 
 @pytest.mark.parametrize("p", [0.5, 0.2])
@@ -491,25 +436,6 @@ def test_mean_over_the_coin_is_one_at_the_true_signal_and_less_above_it(p, resid
         assert mean == pytest.approx(1, abs=1e-12)
 
 
-def test_no_reading_is_large_enough_to_overflow():
-    bet, rng = SignalBet((4,), GRID), np.random.default_rng(0)
-    for _ in range(30):
-        coins = rng.integers(0, 2, 4).astype(float)
-        bet.update(coins, 1e12 * coins - 1e9)
-        assert np.isfinite(bet.log_e).all()
-    assert float(bet.signal_lower(0.01)) == 100.0
-
-
-def test_limit_rises_with_significance_and_nothing_is_proved_at_the_start():
-    bet = SignalBet((8,), FINE)
-    assert float(bet.signal_lower(0.05)) == 0.0
-    for coins, readings in readings_of(5, 150, (8,)):
-        bet.update(coins, readings)
-    lower = [float(bet.signal_lower(level)) for level in (1e-4, 1e-2, 0.2)]
-    assert lower == sorted(lower)
-    assert 0.5 < lower[0] < lower[2] <= 1
-
-
 #: Data terms, from the generator, the sum of the residuals so far and the number of the step.
 DATA_OF_ANY_KIND = {
     "nothing": lambda rng, total, step: np.zeros(total.shape),
@@ -548,13 +474,6 @@ def test_noise_upper_is_where_the_e_value_reaches_the_level():
     count, squares, weights = [400.0, 80.0, 30.0], [390.0, 95.0, 10.0], [0.5, 0.3, 0.2]
     limit = noise_upper(count, squares, weights, 0.01)
     assert float(weights @ e_values(count, np.array(squares) / limit**2)) == pytest.approx(100)
-
-
-@given(st.integers(1, 10**6), st.floats(0.01, 100.0), st.floats(1e-6, 0.5))
-def test_noise_upper_exceeds_the_root_mean_square_and_falls_with_the_level(n, scale, level):
-    limit = noise_upper([n], [n * scale**2], [1.0], level)
-    assert limit >= scale
-    assert noise_upper([n], [n * scale**2], [1.0], 0.5 * level) >= limit
 
 
 def test_noise_upper_at_the_ends_and_of_many_readings():

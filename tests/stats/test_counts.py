@@ -1,5 +1,4 @@
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -36,7 +35,6 @@ CORNER = ConfusionCounts(fn=10, tp=90, fp=0, tn=100)
 deltas = st.sampled_from([0.0, 1e-5, 0.05])
 significances = st.sampled_from([1e-9, 1e-3, 0.05, 0.5])
 rates = st.floats(0, 1)
-INTERVALS = [epsilon_clopper_pearson_interval, epsilon_jeffreys_interval]
 DELTA = 1e-5
 
 
@@ -154,45 +152,6 @@ def test_fewer_errors_never_lower_a_bound(bound, counts, delta, significance):
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
-@given(counts_of(), deltas)
-def test_bounds_rise_with_significance(bound, counts, delta):
-    found = [bound(counts, delta, level) for level in (1e-9, 1e-3, 0.05, 0.25, 0.5)]
-    assert found == sorted(found)
-    assert found[0] >= 0
-
-
-@pytest.mark.parametrize("bound", BOUNDS)
-@given(counts_of(), deltas, significances)
-def test_worlds_may_be_swapped(bound, counts, delta, significance):
-    swapped = ConfusionCounts(counts.fp, counts.tn, counts.fn, counts.tp)
-    slack = 1e-11 if bound in BOUNDS[3:] else 0.0
-    value = bound(counts, delta, significance)
-    assert bound(swapped, delta, significance) == pytest.approx(value, rel=slack, abs=0)
-
-
-@pytest.mark.parametrize("interval", INTERVALS)
-@given(counts_of(), deltas, significances)
-def test_interval_holds_the_observed_epsilon(interval, counts, delta, significance):
-    low, high = interval(counts, delta, significance)
-    assert 0 <= low <= high
-    if counts.n_in and counts.n_out:
-        observed = epsilon_at_rates(
-            float(counts.fn / counts.n_in), float(counts.fp / counts.n_out), delta
-        )
-        # At the significance .5 a limit of one trial is on the observed rate's other side.
-        if significance < 0.1:
-            assert low <= observed <= high
-
-
-@given(counts_of(), deltas, significances)
-def test_larger_delta_never_raises_a_bound_and_jeffreys_claims_more(counts, delta, level):
-    found = [epsilon_clopper_pearson(counts, delta, level) for delta in (0, 1e-9, 0.01, 0.5)]
-    assert found == sorted(found, reverse=True)
-    exact = epsilon_clopper_pearson(counts, delta, level)
-    assert epsilon_jeffreys(counts, delta, level) >= exact
-
-
-@pytest.mark.parametrize("bound", BOUNDS)
 def test_a_bound_is_zero_without_data_and_without_leakage(bound):
     nothing = ConfusionCounts(
         [0, 0, 0, 500, 99, 0, 100], [0, 10, 9, 500, 1, 1000, 0],
@@ -202,32 +161,9 @@ def test_a_bound_is_zero_without_data_and_without_leakage(bound):
         assert bound(nothing, delta, 0.05).tolist() == [0.0] * 7
 
 
-def test_an_interval_without_data_is_all_there_is():
-    assert epsilon_clopper_pearson_interval(ConfusionCounts(0, 0, 0, 0), 0, 0.05) == (0, math.inf)
-
-
 def test_always_guessing_the_larger_world_proves_nothing():
     # 10 errors in 1,010 guesses look good, but need no distance at all.
     assert mu_pooled_clopper_pearson(ConfusionCounts(fn=10, tp=0, fp=0, tn=1000), 0.05) == 0.0
-
-
-def test_an_attack_turned_round_is_in_the_interval_but_proves_no_bound():
-    turned = ConfusionCounts(fn=65, tp=35, fp=75, tn=25)
-    assert epsilon_clopper_pearson(turned, 0.05, 0.05) == 0.0
-    assert epsilon_clopper_pearson_interval(turned, 0.05, 0.05) == pytest.approx(
-        epsilon_clopper_pearson_interval(EXAMPLE, 0.05, 0.05), rel=1e-12
-    )
-
-
-def test_one_threshold_gives_floats_and_many_give_arrays():
-    many = ConfusionCounts(np.array([[35], [10]]), 65, np.array([25, 0, 1]), 75)
-    for bound in BOUNDS:
-        assert type(bound(EXAMPLE, 0.0, 0.05)) is float
-        assert bound(many, 0.0, 0.05).shape == (2, 3)
-        assert bound(many, 0.0, 0.05)[0, 0] == bound(EXAMPLE, 0.0, 0.05)
-    for interval in INTERVALS:
-        assert interval(many, 0.0, 0.05)[1].shape == (2, 3)
-    assert type(epsilon_at_rates(0.1, 0.2, 0)) is float
 
 
 @pytest.mark.parametrize(
@@ -273,20 +209,6 @@ def known_coin(rng, q: float, steps: int, sigma: float, threshold: float) -> Con
     return ConfusionCounts.from_scores(scores[coins], scores[~coins], threshold)
 
 
-@pytest.mark.parametrize("q", [0.1, 0.25, 0.9])
-def test_rates_of_the_known_coin_are_those_of_the_game_that_is_played(q):
-    rng, steps, sigma, threshold = np.random.default_rng(0), 400_000, 0.6, 0.9
-    member = rng.random(steps) < 0.5
-    joins = member & (rng.random(steps) < q)
-    played = float(np.mean(~(joins + sigma * rng.standard_normal(steps) > threshold)[member]))
-    fnr, fpr = stats.norm.cdf((threshold - 1) / sigma), stats.norm.sf(threshold / sigma)
-    told = q * fnr + (1 - q) * (1 - fpr)
-    assert played == pytest.approx(told, abs=4 * math.sqrt(0.25 / (steps / 2)))
-    # The best guesses are on the curve of the module that the epsilon is taken from.
-    curve = SubsampledGaussianTradeoff(sigma, q, "remove")
-    assert told == pytest.approx(curve(float(fpr)), abs=1e-12)
-
-
 @pytest.mark.parametrize("q", [0.1, 0.25, 0.5, 1.0])
 @pytest.mark.parametrize("counts", [(10, 90, 2, 898), (0, 50, 0, 450), (30, 70, 300, 700)])
 def test_bound_from_counts_is_the_least_over_all_rates_not_rejected(q, counts):
@@ -313,31 +235,15 @@ def test_epsilon_of_mu_is_that_of_the_gaussian_without_sampling_and_amplified_wi
         assert subsampled_epsilon_of_mu(mu, q, DELTA) == epsilon
 
 
-@given(st.floats(1e-6, 30.0), st.floats(1e-3, 1.0))
-def test_epsilon_of_mu_is_finite_and_below_that_of_the_step(mu, q):
-    assert 0 <= subsampled_epsilon_of_mu(mu, q, DELTA) <= gaussian_epsilon(mu, DELTA) + 1e-9
-
-
 test_arguments_are_checked = refusals(
     (lambda: epsilon_at_rates(1.5, 0.1, 0.0), r"fnr=1\.5 must be in \(0, 1\]; an error rate"),
     (lambda: epsilon_clopper_pearson(EXAMPLE, 1.0, 0.05), r"delta=1\.0 must be in \(0, 1\); or"),
-    (lambda: epsilon_clopper_pearson(EXAMPLE, -0.1, 0.05), r"delta=-0\.1 must be in"),
     (lambda: epsilon_jeffreys(EXAMPLE, 0.0, 0.0), r"significance=0\.0 must be in \(0, 1\); it"),
-    (lambda: epsilon_katz(EXAMPLE, 2.0), r"significance=2\.0 must be in \(0, 1\); it is"),
-    (lambda: mu_clopper_pearson(EXAMPLE, 0), r"significance=0 must be in \(0, 1\); it is"),
-    (lambda: mu_pooled_clopper_pearson(EXAMPLE, 0), r"significance=0 must be in \(0, 1\); it is"),
     (lambda: mu_pooled_clopper_pearson(EXAMPLE, 0.3), r"=0\.3 must be in \(0, 1/4\].*use mu_clop"),
-    *(
-        (partial(subsampled_epsilon_clopper_pearson, ConfusionCounts(1, 9, 2, 8), *given), name)
-        for *given, name in (
-            (0.0, DELTA, 0.05, "^sample_rate="),
-            (0.1, 0.0, 0.05, "^delta="),
-            (0.1, DELTA, 1.0, "^significance="),
-        )
-    ),
+    (lambda: subsampled_epsilon_clopper_pearson(EXAMPLE, 0.0, DELTA, 0.05), "^sample_rate="),
+    (lambda: subsampled_epsilon_clopper_pearson(EXAMPLE, 0.1, 0.0, 0.05), "^delta="),
     (lambda: subsampled_epsilon_of_mu(1.0, 1.1, DELTA), "^sample_rate="),
     (lambda: subsampled_epsilon_of_mu(-1.0, 0.1, DELTA), "^mu="),
-    (lambda: subsampled_epsilon_of_mu(1.0, 0.1, 1.0), "^delta="),
 )
 
 

@@ -31,8 +31,14 @@ from lightning_audit.stats.noise_tests import noise_log_e
 
 # --- Entries of a step that share their noise, at distances that nobody was told.
 FloatArray = NDArray[np.float64]
+
+
 Made = Callable[[FloatArray], FloatArray]
+
+
 FLAGS = np.log(1e5)
+
+
 SPREAD = 30.0
 
 
@@ -202,10 +208,6 @@ def test_what_is_unknown_is_forgotten_when_it_is_said_to_be():
     assert steps_to_forget((1.0, -1.0)) is None
 
 
-#: Log e-value at which a check of a hundredth of the default significance flags.
-#: Makes the readings of the steps, ``[steps, n]``, of new noise of the same shape.
-
-
 def logs(rows: FloatArray) -> tuple[list[float], ForecastBet]:
     """Log e-value after each step."""
     past, bet, found = LatestNoise(), ForecastBet(), []
@@ -296,13 +298,6 @@ def test_what_tells_most_is_told():
     assert ForecastBet().left == ForecastBet().ratio == 1.0
 
 
-def test_noise_that_is_small_is_found_without_a_forecast_and_said_to_be_told_by_none():
-    found, bet = logs(0.5 * np.random.default_rng(4).normal(size=(20, 128)))
-    assert found[-1] > FLAGS
-    assert bet.left > 0.99
-    assert bet.ratio == pytest.approx(0.5, abs=0.02)
-
-
 def test_one_step_says_nothing():
     found, bet = logs(np.zeros((1, 8)))
     assert found == pytest.approx([0.0])
@@ -372,10 +367,8 @@ def canaries(new: FloatArray) -> FloatArray:
 
 SOUND_OF_FORECAST: dict[str, Made] = {
     "new": lambda new: new,
-    "twice as large": lambda new: 2.0 * new,
     "of a size that changes": lambda new: new * (1.0 + (np.arange(len(new)) % 7 == 0))[:, None],
     "large and dependent": lambda new: 1.2 * autoregressive(0.5)(new),
-    "beside data that follow": lambda new: following(new, 1.0),
     "beside data that follow, larger": lambda new: following(new, 1.1),
     # A discrete Gaussian, of a lattice that is fine beside its size.
     "on a lattice": lambda new: np.round(new * 64.0) / 64.0,
@@ -395,7 +388,7 @@ def test_at_no_step_is_more_than_the_level_accused(made, width, runs):
     assert sum(log_e >= np.log(20.0) for log_e in highest) <= most_failures(runs, 0.05, 2000)
 
 
-@pytest.mark.parametrize("runs", staged(quick=[400], heavy=[3000]))
+@pytest.mark.parametrize("runs", staged(quick=[400], nightly=[3000]))
 def test_the_mean_of_the_e_value_is_at_most_one(runs):
     """At a step of one's choice, without an edge in the bets that would hide a mistake."""
     values = [
@@ -470,13 +463,6 @@ def noise(rows: int, columns: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, columns))
 
 
-def test_size_and_direction_do_not_matter():
-    thin = noise(40, 2) @ noise(2, 30, 1)
-    for factor in (1e-12, -3.0, 1e12):
-        assert low_rank_log_e(factor * thin) == pytest.approx(low_rank_log_e(thin))
-    assert low_rank_log_e(thin.T) == pytest.approx(low_rank_log_e(thin))
-
-
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_noise_of_low_rank_is_seen(rank):
     assert low_rank_log_e(noise(64, rank) @ noise(rank, 64, 1)) > 14.0
@@ -517,14 +503,8 @@ def by_hand(products: np.ndarray) -> float:
 def test_it_is_the_mixture_that_it_says(seed):
     products = np.random.default_rng(seed).normal(0.2, 1.0, 30)
     assert float(product_log_e(products)) == pytest.approx(by_hand(products), abs=1e-6)
-
-
-def test_neither_size_nor_sign_matters():
-    products = np.random.default_rng(0).normal(0.3, 1.0, 50)
-    for factor in (1e-9, -1.0, 1e9):
-        assert product_log_e(factor * products) == pytest.approx(product_log_e(products))
-    assert product_log_e(np.zeros(4)) == 0.0
-    assert product_log_e(np.zeros((3, 0))).tolist() == [0.0] * 3
+    for empty in (np.zeros((3, 0)), np.zeros((3, 4))):
+        assert product_log_e(empty).tolist() == [0.0] * 3
 
 
 def symmetric(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -582,15 +562,6 @@ def together_by_hand(draws: np.ndarray) -> float:
 def test_draws_that_go_together_are_weighed_as_by_hand(seed):
     draws = np.random.default_rng(seed).normal(size=(5, 30))
     assert together_log_e(draws) == pytest.approx(together_by_hand(draws), abs=1e-9)
-
-
-def test_order_and_signs_of_entries_and_sizes_of_draws_do_not_matter():
-    rng = np.random.default_rng(4)
-    draws = rng.normal(size=(6, 50))
-    expected = together_log_e(draws)
-    assert together_log_e(draws[:, rng.permutation(50)]) == pytest.approx(expected)
-    assert together_log_e(draws * rng.choice([-1.0, 1.0], 50)) == pytest.approx(expected)
-    assert together_log_e(draws * rng.uniform(1e-6, 1e6, (6, 1))) == pytest.approx(expected)
     assert together_log_e(draws[:1]) == together_log_e(np.zeros((4, 7))) == 0.0
 
 

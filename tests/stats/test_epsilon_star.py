@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 import math
 import sys
@@ -7,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import DOCS
 from refused_arguments import refused
@@ -18,7 +17,6 @@ from lightning_audit.stats.epsilon_star import (
     Empirical,
     EpsilonStar,
     GaussianMixture,
-    LogitScale,
     Method,
     Parametric,
     PermutationNull,
@@ -32,15 +30,26 @@ from lightning_audit.stats.epsilon_star import (
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 sys.path.append(str(DOCS / "figures"))
+
+
 from known_losses import known_epsilon_star
 
 METHODS = [Empirical(clip=1e-3), Parametric(clip=1e-6)]
+
+
 deltas = st.sampled_from([0.0, 1e-5, 0.05, 0.4])
+
+
 models = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=12)
+
+
 few = st.lists(st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 1.0, 2.0, math.inf]), min_size=1)
+
+
 whole = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=15)
+
+
 clips = st.sampled_from([0.0, 1e-3, 0.1, 0.3])
-TRANSFORMS = [lambda x: x + 3.0, lambda x: 0.25 * x, np.exp, lambda x: x**3, np.arctan]
 
 
 def gaussian(mean: float, std: float = 1.0) -> GaussianMixture:
@@ -97,25 +106,6 @@ def test_sampled_gammas_have_the_reference_values():
         assert star.value == pytest.approx(truth, abs=6e-4)
 
 
-@pytest.mark.parametrize("method", [Empirical(1e-3), Parametric(1e-3)])
-def test_more_separation_raises_it(method):
-    rng = np.random.default_rng(3)
-    train, population = rng.normal(size=4000), rng.normal(size=4000)
-    stars = [epsilon_star(train - by, population, 1e-5, method) for by in (0, 1, 2, 3, -2)]
-    assert np.all(np.diff([star.value for star in stars[:4]]) > 0.5)
-    inequalities = {stars[2].inequality, stars[4].inequality}
-    assert inequalities & {"train_below", "population_above"}
-    assert inequalities & {"train_above", "population_below"}
-
-
-def test_order_of_the_losses_does_not_matter():
-    rng = np.random.default_rng(0)
-    train, population = rng.gamma(5, size=300), rng.gamma(7, size=200)
-    for method in (Empirical(1e-3), Parametric(1e-6), Parametric(1e-6, components=2)):
-        star = epsilon_star(train, population, 1e-5, method)
-        assert epsilon_star(train[::-1], rng.permutation(population), 1e-5, method) == star
-
-
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 0.01])
 @pytest.mark.parametrize("clip", [1e-6, 1e-3])
 def test_the_parametric_value_is_the_supremum_of_fits_to_the_logits(delta, clip):
@@ -128,6 +118,7 @@ def test_the_parametric_value_is_the_supremum_of_fits_to_the_logits(delta, clip)
         return np.log(p / (1 - p))
 
     star = epsilon_star(train, population, delta, Parametric(clip))
+    assert epsilon_star(train, train[::-1], delta, Parametric(clip)).value == 0
     # Large logits are low losses.
     a, b = logit(train), logit(population)
     fits = stats.norm(a.mean(), a.std(ddof=1)), stats.norm(b.mean(), b.std(ddof=1))
@@ -143,32 +134,19 @@ def test_the_parametric_value_is_the_supremum_of_fits_to_the_logits(delta, clip)
     assert star.fnr == pytest.approx(fits[0].cdf(logit(star.threshold)), rel=1e-9)
 
 
-def test_changed_units_leave_the_parametric_value():
-    rng = np.random.default_rng(5)
-    train, population = rng.gamma(5, size=500), rng.gamma(6.5, size=700)
-    star = epsilon_star(train, population, 1e-5, Parametric(1e-6))
-    changed = epsilon_star(7 * train - 30, 7 * population - 30, 1e-5, Parametric(1e-6))
-    assert changed.value == pytest.approx(star.value, rel=1e-9)
-    assert changed.threshold == pytest.approx(7 * star.threshold - 30, rel=1e-6)
-    exchanged = epsilon_star(population, train, 1e-5, Parametric(1e-6))
-    assert exchanged.value == pytest.approx(star.value, rel=1e-9)
-
-
 test_losses_without_a_fit_are_named = refused(
     lambda train, population, components: epsilon_star(
         train, population, 1e-5, Parametric(1e-6, components)
     ),
     ([1.0, 1.0], [1.0], 1, r"all 1\.0, must differ for a Gaussian fit; use Empirical"),
     ([1.0, 1.0], [1.0, 2.0], 1, "losses_train has 2 losses, 1 of them distinct;.*Empirical"),
-    ([1.0, 2.0], [3.0], 1, "losses_population has 1 losses, 1 of them distinct"),
     ([1.0, 2.0, 3.0], [1.0, 2.0, 4.0], 2, "losses_train has 3 losses.*needs 4 .*fewer"),
     ([1.0, math.inf], [1.0, 2.0], 1, "between 1.0 and inf, must span a finite range.*Emp"),
-    ([-1.7e308, 0.0], [1.0, 1.7e308], 1, "must span a finite range"),
 )
 
 
 @pytest.mark.parametrize("method", [Empirical, Parametric])
-@pytest.mark.parametrize("clip", [-1e-3, 0.5, 1, math.nan, math.inf, "0.1", True, None])
+@pytest.mark.parametrize("clip", [-1e-3, 0.5, math.nan, "0.1"])
 def test_a_clip_out_of_range_is_named(method, clip):
     with pytest.raises(ValueError, match=r"clip=.* must be .*; it is the smallest error rate"):
         method(clip)
@@ -210,15 +188,6 @@ def test_the_p_value_is_that_of_all_deals(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_leakage_has_the_smallest_p_value_there_is(method):
-    rng = np.random.default_rng(1)
-    found = null(rng.gamma(5, size=800), rng.gamma(10, size=500), method)
-    assert found.p_value == 1 / 100
-    assert found.value > found.quantile_95 > found.median > 0
-    assert found.permutations == 99
-
-
-@pytest.mark.parametrize("method", METHODS)
 def test_the_generator_alone_decides_the_deals(method):
     rng = np.random.default_rng(2)
     train, population = rng.gamma(5, size=50), rng.gamma(5, size=70)
@@ -226,10 +195,6 @@ def test_the_generator_alone_decides_the_deals(method):
     assert null(train, population, method, 9) == null(train, population, method, 9)
     assert null(train, population, method, 9) != null(train, population, method, 9, seed=3)
     assert np.random.get_state()[1].tolist() == state
-    # It is the caller's: a second call goes on where the first one ended.
-    first = epsilon_star_null(train, population, 1e-5, method, permutations=9, rng=rng)
-    again = epsilon_star_null(train, population, 1e-5, method, permutations=9, rng=rng)
-    assert first.median != again.median
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -253,27 +218,16 @@ test_arguments_out_of_range_are_refused = refusals(
         for method in (Empirical(1e-3), Parametric(1e-3))
         for *given, message in (
             ([], [1.0, 2.0], 0.0, r"losses_train=\[\] must hold at least one loss; evaluate"),
-            ([1.0, 2.0], [], 0.0, r"losses_population=\[\] must hold at least one loss"),
-            ([1, math.nan], [1, 2], 0.0, "losses_train holds nan.*1 of 2, the first at index 1"),
             ([1, 2], [math.nan, 2], 0, "losses_population holds nan.*1 of 2, the first at index 0"),
             ([[1, 2]], [1, 2], 0.0, r"losses_train has shape \(1, 2\), must be \[n\]; ravel"),
-            (1.0, [1.0, 2.0], 0.0, r"losses_train has shape \(\), must be \[n\]"),
             ([1.0, 2.0], [1.0, 3.0], 1.0, r"delta=1.0 must be in \(0, 1\); or 0 for pure DP"),
-            ([1.0, 2.0], [1.0, 3.0], -1e-5, "delta=-1e-05 must be"),
-            ([1.0, 2.0], [1.0, 3.0], math.nan, "delta=nan must be"),
         )
     ),
     *(
-        (
-            partial(null, [1.0, 2.0], [1.0, 3.0], Empirical(0.1), permutations),
-            r"permutations=.* must be a whole number >= 1; 999 are",
-        )
-        for permutations in (0, -1, 1.5, True, math.nan)
+        (partial(null, [1.0, 2.0], [1.0, 3.0], Empirical(0.1), n), "permutations=.* >= 1; 999 are")
+        for n in (0, 1.5, True)
     ),
-    (lambda: null([math.nan], [2.0], Empirical(0.1)), "losses_train holds nan"),
-    (lambda: null([1.0], [], Empirical(0.1)), r"losses_population=\[\] must hold"),
     (lambda: null([1.0], [2.0, 3.0], Parametric(0.1)), "losses_train has 1 losses"),
-    (lambda: null([1.0], [2.0], Empirical(0.1), delta=1), "delta=1 must be"),
     (lambda: Parametric(1e-6, components=0), "components=0 must be a whole number >= 1; 1 is a"),
 )
 
@@ -314,21 +268,6 @@ def log_likelihood(values: np.ndarray, mixture: GaussianMixture) -> float:
     return float(np.log(sum(w * stats.norm.pdf(values, m, s) for w, m, s in parts)).mean())
 
 
-def test_the_scale_is_the_negative_logit_of_the_paper():
-    losses = np.array([0.2, 0.5, 3.0, 7.0])
-    scale = LogitScale.of(losses)
-    p = np.exp(-((losses - 0.2) / 6.8 + 1))
-    assert scale.forward(losses) == pytest.approx(-np.log(p / (1 - p)), rel=1e-12)
-    assert [scale.backward(y) for y in scale.forward(losses)] == pytest.approx(losses, rel=1e-12)
-    assert scale.backward(-3.0) < 0.2 < 7.0 < scale.backward(3.0)
-
-
-def test_one_gaussian_has_the_mean_and_standard_deviation_of_the_values():
-    fitted = fit("losses_train", np.array([1.0, 2.0, 4.0]), 1)
-    assert fitted.means == pytest.approx([7 / 3])
-    assert fitted.stds == pytest.approx([math.sqrt(7 / 3)])
-
-
 # More than 8192 values are fitted in groups.
 @pytest.mark.parametrize("n", [8000, 100_000])
 def test_a_mixture_is_found_again(n):
@@ -342,32 +281,11 @@ def test_a_mixture_is_found_again(n):
     assert log_likelihood(values, fitted) >= log_likelihood(values, truth)
 
 
-def test_groups_of_neighbours_change_the_fit_by_next_to_nothing(monkeypatch):
-    values = two_gaussians(np.random.default_rng(1), 30_000)
-    grouped = fit("losses_train", values, 2)
-    monkeypatch.setattr("lightning_audit.stats.epsilon_star._GROUPS", 10**6)
-    exact = fit("losses_train", values, 2)
-    assert grouped != exact
-    for name in ("weights", "means", "stds"):
-        assert getattr(grouped, name) == pytest.approx(getattr(exact, name), abs=1e-4)
-
-
 def test_a_component_does_not_shrink_onto_equal_losses():
     values = np.concatenate([np.full(500, 0.25), np.random.default_rng(0).normal(size=500)])
     fitted = fit("losses_train", values, 5)
     assert min(fitted.stds) == pytest.approx(1e-3 * values.std())
     assert sum(fitted.weights) == pytest.approx(1)
-
-
-def test_more_components_fit_better():
-    rng = np.random.default_rng(2)
-    train, population = np.exp(0.2 * two_gaussians(rng, 3000)), rng.gamma(5, 0.3, 3000)
-    one, two, five = (
-        epsilon_star(train, population, 1e-5, Parametric(1e-3, k)).fit for k in (1, 2, 5)
-    )
-    assert one.ks_train > 5 * two.ks_train > 5 * five.ks_train / 1.5
-    assert one.p_train < 1e-6
-    assert two.p_train > 0.05
 
 
 @pytest.mark.parametrize("n", [1, 7, 1000])
@@ -377,13 +295,9 @@ def test_the_distance_and_its_p_value_are_those_of_kolmogorov_and_smirnov(n):
     assert kolmogorov_smirnov(values, gaussian(0)) == pytest.approx((peer.statistic, peer.pvalue))
 
 
-def test_mixtures_have_the_distribution_function_of_their_parts():
+def test_tails_of_mixtures_keep_their_logarithms():
+    # The search for thresholds holds it elsewhere; far out only the logarithm is left.
     mixture = GaussianMixture((0.25, 0.75), (-1.0, 3.0), (2.0, 0.5))
-    x = np.array([[-60.0, -1.0], [2.0, 4.5]])
-    cdf = 0.25 * stats.norm.cdf(x, -1, 2) + 0.75 * stats.norm.cdf(x, 3, 0.5)
-    assert np.exp(mixture.logcdf(x)) == pytest.approx(cdf, rel=1e-9)
-    assert np.exp(mixture.logsf(x)) == pytest.approx(1 - cdf, rel=1e-9)
-    # Far out only the logarithm is left.
     assert mixture.logsf(200.0) == pytest.approx(math.log(0.25) + stats.norm.logsf(200, -1, 2))
 
 
@@ -392,11 +306,9 @@ test_a_mixture_that_is_none_is_named = refused(
     ((), (), (), "0, 0 and 0 elements, must have equally many each, at least 1"),
     ((1.0,), (0.0, 1.0), (1.0,), "1, 2 and 1 elements"),
     ((0.5, 0.6), (0.0, 1.0), (1.0, 1.0), r"weights=\(0.5, 0.6\) must be > 0 with the sum 1"),
-    ((1.5, -0.5), (0.0, 1.0), (1.0, 1.0), r"weights=.* must be > 0"),
     ((math.nan,), (0.0,), (1.0,), r"weights=\(nan,\) must be"),
     ((1.0,), (math.inf,), (1.0,), r"means=\(inf,\) must be finite"),
     ((1.0,), (0.0,), (0.0,), r"stds=\(0.0,\) must be finite numbers > 0"),
-    ((1.0,), (0.0,), (math.nan,), r"stds=\(nan,\) must be"),
 )
 
 
@@ -413,6 +325,8 @@ def test_p_values_of_the_fit_reject_gaussian_losses_less_often_than_they_say():
 # --- Epsilon* of known distributions: the paper's numbers, other forms, and the search for it.
 #: Values of two Gaussians, training losses N(0, 1) and population N(3, 1), by delta and clip.
 CLIPS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-9, 1e-12, 0)
+
+
 OF_GAUSSIANS = {
     0: (6.1400, 7.7667, 9.2394, 10.5907, 14.1227, 17.1246, math.inf),
     1e-5: (6.1400, 7.7666, 9.2393, 10.5905, 14.1154, 16.6698, 16.6755),
@@ -448,6 +362,7 @@ def test_without_a_clip_gaussians_have_the_epsilon_of_gdp(mu, delta):
     assert not star.at_clip
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.floats(-3, 3), min_size=2, max_size=4),
     st.lists(st.floats(0.2, 3), min_size=2, max_size=4),
@@ -493,15 +408,6 @@ def test_without_delta_and_clip_only_the_same_tails_have_a_finite_value():
     assert star.value == pytest.approx(math.log(2), abs=1e-6)
 
 
-def test_disjoint_supports_are_limited_by_the_clip_alone():
-    train, population = stats.uniform(0, 1), stats.uniform(2, 1)
-    with np.errstate(divide="ignore"):
-        star = known_epsilon_star(train, population, 0.1, clip=0)
-        clipped = known_epsilon_star(train, population, 0.1, clip=1e-4)
-    assert star.value == math.inf
-    assert clipped.value == pytest.approx(math.log(0.9 / 1e-4))
-
-
 def beaten(model: tuple[int, int], by: tuple[float, float]) -> bool:
     return by[0] <= model[0] and by[1] >= model[1] and tuple(by) != tuple(model)
 
@@ -528,21 +434,10 @@ def test_the_convex_front_is_what_no_mixture_of_two_beats(models):
             assert equal.any()
 
 
-@given(models, st.booleans())
-def test_the_order_and_the_units_of_the_models_do_not_matter(models, convex):
-    cost, benefit = np.array(models, dtype=float).T
-    front = pareto_front(cost, benefit, convex=convex)
-    turned = len(models) - 1 - pareto_front(3 * cost[::-1] - 1, 2 * benefit[::-1], convex=convex)
-    assert [models[i] for i in front] == [models[i] for i in turned]
-    assert np.all(np.diff(cost[front]) > 0)
-    assert np.all(np.diff(benefit[front]) > 0)
-
-
 test_bad_models_are_named = refused(
     pareto_front,
     ([], [], r"cost=\[\] must be finite numbers"),
     ([1.0], [np.nan], "benefit=.*nan.* must be finite numbers"),
-    ([np.inf], [1.0], "cost=.*inf.* must be finite"),
     ([1.0, 2.0], [1.0], "cost has 2 elements and benefit 1, must have equally many"),
 )
 
@@ -568,19 +463,6 @@ def naive_ratios(train, population, delta: float, clip: float) -> dict[tuple[flo
     return found
 
 
-def paper_value(train, population, delta: float, clip: float) -> float:
-    """Thresholds with a rate outside of [clip, 1 - clip] are dropped, as published."""
-    best = 1.0
-    for t in {*train, *population}:
-        tpr = sum(loss <= t for loss in train) / len(train)
-        fpr = sum(loss <= t for loss in population) / len(population)
-        if not (clip <= fpr <= 1 - clip and clip <= tpr <= 1 - clip) or {0, 1} & {fpr, tpr}:
-            continue
-        best = max(best, (tpr - delta) / fpr, (1 - fpr - delta) / (1 - tpr))
-        best = max(best, (fpr - delta) / tpr, (1 - tpr - delta) / (1 - fpr))
-    return math.log(best)
-
-
 @given(few, few, deltas, clips)
 def test_the_empirical_value_is_the_largest_of_thresholds(train, population, delta, clip):
     star = empirical(train, population, delta, clip)
@@ -599,62 +481,12 @@ def test_the_empirical_value_is_the_largest_of_thresholds(train, population, del
     assert star.at_clip == (below <= max(clip, 1 / len(sizes.get(star.inequality, train))))
 
 
-@given(whole, whole, deltas, clips)
-def test_dropping_thresholds_as_published_never_gives_more(train, population, delta, clip):
-    least = paper_value(train, population, delta, clip)
-    assert empirical(train, population, delta, clip).value >= least - 1e-12
-
-
-def test_entire_separation_reads_the_log_of_the_sample_size_and_not_zero():
-    train, population = np.arange(200.0), 500 + np.arange(400.0)
-    star = empirical(train, population)
-    assert star.value == pytest.approx(math.log(400))
-    assert (star.threshold, star.fpr, star.fnr, star.at_clip) == (199.0, 0.0, 0.0, True)
-    assert empirical(train, population, 0.1, 0.01).value == pytest.approx(math.log(0.9 / 0.01))
-    assert paper_value(train, population, 0, 1e-3) == 0
-
-
-@given(whole, whole, deltas, clips, st.sampled_from(TRANSFORMS))
-def test_increasing_transforms_leave_the_value(train, population, delta, clip, transform):
-    before = empirical(train, population, delta, clip)
-    after = empirical(transform(np.array(train)), transform(np.array(population)), delta, clip)
-    at = None if before.threshold is None else float(transform(before.threshold))
-    assert after == dataclasses.replace(before, threshold=at)
-
-
-@given(whole, whole, deltas, clips)
-def test_turned_losses_and_exchanged_sides_leave_the_value(train, population, delta, clip):
-    value = empirical(train, population, delta, clip).value
-    assert empirical(-np.array(train), -np.array(population), delta, clip).value == value
-    assert empirical(population, train, delta, clip).value == value
-
-
 @given(whole, deltas, clips, st.randoms())
 def test_identical_sides_read_zero(losses, delta, clip, random):
     shuffled = random.sample(losses, len(losses))
     assert empirical(losses, shuffled, delta, clip).value == 0
     if len(set(losses)) > 1:
         assert epsilon_star(losses, shuffled, delta, Parametric(clip)).value == 0
-
-
-@given(whole, whole, deltas, clips, st.integers(1, 5))
-def test_lower_training_losses_still_raise_it(train, population, delta, clip, shift):
-    before = empirical(train, population, delta, clip)
-    assume(before.inequality in ("train_below", "population_above"))
-    assert empirical(np.array(train) - shift, population, delta, clip).value >= before.value
-
-
-@given(whole, whole, st.sampled_from([(0.0, 0.05), (1e-5, 0.2)]))
-def test_more_delta_or_clip_never_raises_it(train, population, pair):
-    less, more = pair
-    value = empirical(train, population, less, less).value
-    assert empirical(train, population, more, less).value <= value
-    assert empirical(train, population, less, more).value <= value
-    values = [
-        epsilon_star_of_distributions(gaussian(0), gaussian(1.5, 2), delta, clip=clip).value
-        for delta, clip in ((less, less), (more, less), (more, more))
-    ]
-    assert sorted(values, reverse=True) == values
 
 
 def test_constant_losses_tell_nothing():

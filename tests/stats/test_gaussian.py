@@ -1,4 +1,3 @@
-import itertools
 import math
 
 import mpmath
@@ -20,6 +19,8 @@ from lightning_audit.stats.gaussian import (
 from lightning_audit.stats.tradeoff import gaussian_epsilon, gaussian_mu
 
 sizes = st.integers(1, 10**6)
+
+
 significances = st.sampled_from([1e-9, 1e-3, 0.05, 0.5, 0.9])
 
 
@@ -91,23 +92,19 @@ def upper_tail(t: float, df: int, noncentrality: float) -> mpmath.mpf:
         return mass / mpmath.quad(density, points)
 
 
+# Group sizes (in, out), effects and significances.
 @pytest.mark.parametrize(
-    ("n", "mu", "significance"),
+    ("n", "m", "mu", "significance"),
     [
-        (2, 1.0, 0.05),
-        (2, 100.0, 1e-9),
-        (50, 0.1, 0.05),
-        (50, 60.0, 0.5),
-        (5000, 1.0, 1e-3),
-        (10**6, 0.005, 0.05),
-        (10**6, 1.0, 1e-9),
-        (10**6, 50.0, 0.05),
+        *((2, 1, 3.0, 0.05), (2, 2, 100.0, 1e-9), (50, 50, 0.1, 0.05), (50, 50, 60.0, 0.5)),
+        *((30, 900, 0.4, 0.9), (10**6, 10**6, 0.005, 0.05), (10**6, 10**6, 50.0, 0.05)),
+        (10**6, 10**6, 1.0, 1e-9),
     ],
 )
 @pytest.mark.one_in(4)
-def test_tail_at_the_limit_is_the_significance(n, mu, significance):
-    t, df = mu * math.sqrt(n / 2), 2 * n - 2
-    limit = of_t(t, n, n, significance)
+def test_tail_at_the_limit_is_the_significance(n, m, mu, significance):
+    t, df = mu * math.sqrt(n * m / (n + m)), n + m - 2
+    limit = of_t(t, n, m, significance)
     if limit == 0:
         assert upper_tail(t, df, 0.0) >= significance
     else:
@@ -137,23 +134,6 @@ def test_limit_is_free_of_unit_and_rises_with_difference_and_level(n, m, mu, uni
     assert mu_noncentral_t(n, m, mu, squares, level / 2) <= limit + slack
 
 
-@given(st.integers(2, 10**6), st.floats(0.01, 40))
-def test_limit_approaches_the_effect_with_more_data(n, mu):
-    def limit(size: int) -> float:
-        return mu_noncentral_t(size, size, mu, 2.0 * size - 2, 0.05)
-
-    assert limit(n) <= limit(4 * n) + 1e-12
-    assert mu - 3 * math.sqrt(2 / n + mu**2 / (4 * n)) <= limit(n) < mu or n < 10
-
-
-def test_numbers_give_floats_and_arrays_broadcast():
-    assert type(mu_noncentral_t(5, 5, 1.0, 1.0, 0.05)) is float
-    table = mu_noncentral_t(np.array([[10], [0]]), 10, np.array([0.5, 2.0, -1.0]), np.ones(3), 0.05)
-    assert (table.shape, table[0, 1]) == ((2, 3), mu_noncentral_t(10, 10, 2.0, 1.0, 0.05))
-    assert (table[1] == 0).all()
-    assert table[0, 2] == 0
-
-
 # Coverage and tightness on simulated experiments, from the laws of the two statistics.
 def simulated_limits(n_in: int, n_out: int, mu: float, repetitions: int) -> np.ndarray:
     rng = np.random.default_rng([n_in, n_out, round(1000 * mu)])
@@ -163,6 +143,7 @@ def simulated_limits(n_in: int, n_out: int, mu: float, repetitions: int) -> np.n
 
 
 @pytest.mark.heavy
+@pytest.mark.heavy_one_in(8)
 @pytest.mark.parametrize("epsilon", [0.0, 1.0, 4.0, 8.0])
 @pytest.mark.parametrize(("n_in", "n_out"), [(50, 50), (500, 500), (5000, 5000), (40, 900)])
 def test_limit_misses_exactly_as_often_as_it_says(n_in, n_out, epsilon):
@@ -215,26 +196,9 @@ def test_bound_is_the_least_shift_not_rejected_over_the_largest_noise(seed, n, m
         assert moved == pytest.approx(bound, rel=1e-6, abs=1e-9)
 
 
-@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=9).filter(lambda w: max(w) > 1e-3))
-def test_tail_of_a_sum_of_fair_signs_is_below_its_gaussian_bound(weights):
-    w = np.array(weights) / np.linalg.norm(weights)
-    sums = np.array(list(itertools.product([-1.0, 1.0], repeat=len(w)))) @ w
-    for x in (1.0, math.sqrt(2) - 1e-9, 1.7, 2.0, 2.4):
-        assert np.mean(sums >= x) <= special.ndtr(-x) / (4 * special.ndtr(-math.sqrt(2))) + 1e-9
-
-
 def test_bound_nears_mu_with_many_canaries():
     for n, least in ((50, 0.3), (500, 0.8), (500_000, 0.99)):
         assert least < mu_white_box(n, n, 1.0, 2 * n - 2, 0.05) < 1.0
-
-
-@given(st.integers(1, 500), st.floats(-2, 3), st.floats(0.1, 100), st.sampled_from([1e-6, 0.05]))
-def test_bound_rises_with_the_shift_and_the_significance(n, difference, squares, level):
-    bound = mu_white_box(n, n, difference, squares, level)
-    assert bound >= 0
-    assert mu_white_box(n, n, difference + 0.1, squares, level) >= bound
-    assert mu_white_box(n, n, difference, squares, 2 * level) >= bound
-    assert mu_white_box(n, n, difference, 2 * squares, level) <= bound
 
 
 def test_too_little_data_proves_nothing():
@@ -249,21 +213,13 @@ def test_too_little_data_proves_nothing():
 
 test_arguments_out_of_range_are_refused = refusals(
     (lambda: mu_noncentral_t(-1, 5, 1.0, 1.0, 0.05), "n_in=-1 must be a whole number >= 0"),
-    (lambda: mu_noncentral_t(5, 5.5, 1.0, 1.0, 0.05), r"n_out=5\.5 must be a whole number"),
     (lambda: mu_noncentral_t(5, 5, math.nan, 1.0, 0.05), "difference=nan must be"),
-    (lambda: mu_noncentral_t(5, 5, math.inf, 1.0, 0.05), "difference=inf must be"),
-    (lambda: mu_noncentral_t(5, 5, 1.0, -1.0, 0.05), r"sum_squares=-1\.0 must be"),
     (lambda: mu_noncentral_t(5, 5, 1.0, 0.0, 0.05), r"sum_squares=0\.0 .* no Gaussian noise"),
-    (lambda: mu_noncentral_t(5, 5, 1.0, 1.0, 1.0), r"significance=1\.0 must be in \(0, 1\)"),
     (lambda: mu_noncentral_t_from_scores([[1.0]], [1.0], 0.05), r"scores_in has shape \(1, 1"),
     (lambda: mu_noncentral_t_from_scores([1.0], [math.nan], 0.05), "scores_out=nan must be"),
-    (lambda: mu_white_box(-1, 5, 1.0, 1.0, 0.05), "n_in=-1 must be a whole number"),
     (lambda: mu_white_box(5, 2.5, 1.0, 1.0, 0.05), r"n_out=2\.5 must be a whole number"),
-    (lambda: mu_white_box(5, 5, math.inf, 1.0, 0.05), "difference=inf must be finite"),
     (lambda: mu_white_box(5, 5, 1.0, 0.0, 0.05), r"sum_squares=0\.0 must be finite and > 0"),
-    (lambda: mu_white_box(5, 5, 1.0, 1.0, 1.0), r"significance=1\.0"),
     (lambda: mu_white_box_from_scores([math.inf], [0.0], 0.05), "scores_in holds infinity"),
-    (lambda: mu_white_box_from_scores([[1.0]], [0.0], 0.05), "scores_in has shape"),
 )
 
 

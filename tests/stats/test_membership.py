@@ -80,29 +80,9 @@ def test_nearly_equal_spreads_approach_the_third_case():
         assert normal_ratio_p_value(z, 0.0, 1.0, -0.7, scale) == pytest.approx(equal, rel=1e-6)
 
 
-def test_equal_distributions_tell_nothing():
-    assert normal_ratio_p_value([-5.0, 0.0, 5.0], 1.0, 2.0, 1.0, 2.0).tolist() == [1.0, 1.0, 1.0]
-
-
 def test_small_p_values_keep_their_digits():
     p = normal_ratio_p_value(20.0, 0.0, 1.0, 30.0, 0.999999)
     assert p == pytest.approx(stats.norm.sf(20.0), rel=1e-6)
-
-
-@given(st.floats(-50, 50), st.floats(0.01, 100))
-def test_the_unit_of_the_losses_does_not_matter(shift, factor):
-    rng = np.random.default_rng(0)
-    out, inside = rng.normal(1, 1, 20), rng.normal(0, 0.5, 20)
-    levels = np.linspace(0.05, 0.95, 19)
-    plain = measure_cross_fed(out, inside, levels)
-    assert measure_cross_fed(shift + factor * out, shift + factor * inside, levels) == plain
-
-
-def test_more_false_positives_are_allowed_for_fewer_misses():
-    rng = np.random.default_rng(1)
-    counts = measure_cross_fed(rng.normal(1, 1, 60), rng.normal(0, 1, 60), np.linspace(0.01, 0.99))
-    assert np.all(np.diff(counts.fp) >= 0)
-    assert np.all(np.diff(counts.fn) <= 0)
 
 
 def test_an_outlier_leaves_the_spread_of_the_others():
@@ -128,7 +108,6 @@ test_bad_losses_are_named = refused(
     ([1.0, np.nan, 3.0], [1.0, 2.0, 3.0], 0.1, "losses_out holds nan .*1 of 3, .* at index 1"),
     ([1.0, 2.0, 3.0], [1.0, 2.0, 3.5], 1.0, r"alpha=1.0 must be in \(0, 1\)"),
     ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], 0.1, "std_out=0.0 must be > 0: equal losses"),
-    ([1.0, 2.0, 3.0], [7.0, 7.0, 9.0], 0.1, "std_in=0.0 must be > 0: equal losses"),
 )
 
 
@@ -234,9 +213,7 @@ test_arguments_out_of_range_are_refused = refusals(
     (lambda: auroc([], [1.0]), "scores_in is empty"),
     (lambda: roc_curve([1.0], []), "scores_out is empty"),
     (lambda: auroc([math.nan], [1.0]), "scores_in holds nan"),
-    (lambda: auroc([[1.0]], [1.0]), "scores_in has shape"),
     (lambda: tpr_at_fpr([1.0], [1.0], 1.5), r"fpr=1\.5 must be in \(0, 1\]"),
-    (lambda: tpr_at_fpr_lower([1.0], [1.0], 0.1, 0.0), r"significance=0\.0"),
     (lambda: tradeoff_upper([1.0], [1.0], 0.05, "ks"), "band='ks' must be one of"),
 )
 

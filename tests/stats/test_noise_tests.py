@@ -42,7 +42,11 @@ from lightning_audit.stats.noise_tests import (
 from lightning_audit.stats.sequential import log_mean_exp
 
 FloatArray = NDArray[np.float64]
+
+
 Draw = Callable[[np.random.Generator, int], FloatArray]
+
+
 FLAGS = np.log(1e5)
 
 
@@ -64,12 +68,6 @@ def test_noise_log_e_equals_the_step_by_step_product(count, scale):
     assert float(noise_log_e(count, float(x @ x))) == pytest.approx(expected, rel=1e-11, abs=1e-11)
 
 
-@given(st.integers(1, 10**6), st.floats(0, 4), st.floats(1e-6, 4))
-def test_noise_log_e_decreases_in_the_sum_of_squares(count, mean_square, more):
-    smaller, larger = noise_log_e(count, [count * mean_square, count * (mean_square + more)])
-    assert larger < smaller or smaller == larger == -math.inf
-
-
 def test_residuals_of_the_claimed_size_are_no_evidence_and_huge_counts_are_finite():
     assert (noise_log_e([1, 100, 10**6], [1, 100, 10**6]) <= 0).all()
     for count in (10**9, 10**12):
@@ -83,10 +81,6 @@ def test_noise_factor_of_a_step_has_expectation_at_most_one(actual, data_term):
     assert mean <= 1 + 1e-9
     if (actual, data_term) == (1.0, 0.0):
         assert mean == pytest.approx(1, abs=1e-9)  # nothing is given away at the claim itself
-
-
-def test_too_small_a_noise_lets_the_noise_factor_grow_on_average():
-    assert normal_mean(lambda x: math.exp(float(noise_log_e(1, x * x))), 0.0, 0.9) > 1.001
 
 
 def _naive_interval(units: list[np.ndarray], significance: float) -> tuple[float, float]:
@@ -374,20 +368,6 @@ def test_noise_that_comes_back_is_found_whenever_it_was_and_beside_other_data(da
         assert log_e > least
 
 
-def test_the_oldest_steps_give_way():
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(20, 64))
-    past = NoisePast(kept=8)
-    for row in rows:
-        past.add(row)
-    assert len(past) == 8
-    for earlier in range(20):
-        log_e, age = past.recurrence_log_e(rows[earlier])
-        assert (log_e > 20) == (earlier >= 12)
-        if earlier >= 12:
-            assert age == 20 - earlier
-
-
 def test_one_entry_cannot_be_searched_and_tested():
     past = NoisePast()
     past.add(np.array([0.3]))
@@ -415,6 +395,8 @@ def test_the_nearest_step_has_the_number_that_it_was_kept_by():
     assert past.nearest == 112
     past.recurrence_log_e(rows[5])
     assert past.nearest == 128
+    # The oldest steps give way.
+    assert [past.recurrence_log_e(row)[0] > 20 for row in rows] == [False] * 2 + [True] * 4
 
 
 # --- An e-value for each entry: few entries with a fault are found among many without.

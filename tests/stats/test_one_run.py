@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused_calls import refusals
 from scipy import optimize, special, stats
+from stages import most_failures, staged
 
 from lightning_audit.stats.one_run import (
-    OneRunBound,
     OneRunScores,
     default_guesses,
     epsilon_one_run,
@@ -28,8 +28,14 @@ from lightning_audit.stats.tradeoff import (
 )
 
 few_values = st.lists(st.integers(0, 6).map(float), max_size=12)
+
+
 distinct = st.lists(st.integers(-50, 50).map(float), min_size=2, max_size=40, unique=True)
-CANARIES, DELTA = 400, 0.01
+
+
+CANARIES = 400
+
+
 RESPONSE_MU = float(-2 * special.ndtri(1 / (1 + math.e)))
 
 
@@ -40,15 +46,14 @@ def vrm_up_to(correct: int, wrong: int, left: int, least: int = 0) -> st.SearchS
 
 
 numbers, more_numbers = vrm_up_to(25, 15, 40), vrm_up_to(40, 25, 200)
+
+
 sizes = vrm_up_to(9, 6, 30, least=1)
 
 
-# --- Scores of canaries from their coins, by mechanisms whose epsilon is known.
-
-
-def gaussian(rng: np.random.Generator, coins: np.ndarray, delta: float = 1e-5) -> np.ndarray:
-    """Epsilon 2 at the delta."""
-    return gaussian_mu(2.0, delta) * coins + rng.standard_normal(coins.shape)
+def gaussian(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
+    """Epsilon 2 at a delta of 1e-5."""
+    return gaussian_mu(2.0, 1e-5) * coins + rng.standard_normal(coins.shape)
 
 
 def response(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
@@ -84,6 +89,8 @@ BOUNDS = {
     "any": lambda *s, **k: OneRunScores(*s, **k).epsilon_fdp(1e-3),
     "mu": lambda *s, **k: OneRunScores(*s, **k).mu(),
 }
+
+
 every_bound = pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
 
 
@@ -130,24 +137,6 @@ def test_who_turns_coins_and_scores_round_proves_the_same(bound, scores, random,
 
 
 @every_bound
-def test_only_the_order_of_the_scores_counts(bound):
-    rng = np.random.default_rng(1)
-    inside, outside = 2 + rng.standard_normal(60), rng.standard_normal(70)
-    for sides in ("both", "in"):
-        found = bound(inside, outside, guesses=[40, 10], sides=sides)
-        assert bound(np.exp(inside), np.exp(outside), guesses=[40, 10], sides=sides) == found
-
-
-@every_bound
-def test_of_an_odd_number_of_guesses_one_more_is_in(bound):
-    scores = [4.0, 3.0], [2.0, 1.0, 0.0]
-    assert bound(*scores, guesses=[3]).correct == 3  # 4 and 3 in, 0 out
-    assert bound(*scores, guesses=[5]).correct == 4  # 2 is guessed in as well
-    assert bound(*scores, guesses=[3], sides="in").correct == 2
-    assert bound([1.0], [], guesses=[1]).correct == 1
-
-
-@every_bound
 def test_a_tie_across_either_boundary_is_guessed_by_nobody_and_counts_as_wrong(bound):
     inside, outside = [3.0] * 30 + [1.0] * 10, [1.0] * 10 + [0.0] * 30
     found = bound(inside, outside, guesses=[70])
@@ -172,19 +161,6 @@ def test_canaries_without_a_score_are_never_guessed_and_none_is_guessed_both_way
     )
     assert found.value == bound(*wrong, guesses=[60], unscored=10).value > 0
     assert bound([], [], guesses=[5], unscored=5).value == 0.0
-
-
-@every_bound
-def test_both_ends_prove_more_where_scores_tell_both_ways(bound):
-    rng = np.random.default_rng(3)
-    values = {"both": [], "in": []}
-    for _ in range(15):
-        coins = rng.random(400) < 0.5
-        scores = 1.5 * coins + rng.standard_normal(400)
-        for sides, found in values.items():
-            groups = scores[coins], scores[~coins]
-            found.append(bound(*groups, guesses=[100], sides=sides).value)
-    assert np.median(values["both"]) > 1.05 * np.median(values["in"]) > 0
 
 
 @every_bound
@@ -248,9 +224,7 @@ test_scores_and_guesses_that_are_none_are_refused = refusals(
         for scores, ways, message in (
             (([1.0], [0.0]), {"sides": "out"}, r"sides='out' must be one of \['both', 'in'\]"),
             (([1.0], [0.0]), {"guesses": [3]}, "guesses=3 must be at most the number of canar"),
-            (([1.0], [0.0]), {"guesses": [0]}, "guesses=0"),
             (([math.nan], [0.0]), {}, "scores_in holds nan"),
-            (([[1.0]], [0.0]), {}, "scores_in has shape"),
         )
     )
 )
@@ -335,16 +309,6 @@ def test_bound_is_where_the_p_value_exceeds_the_significance(vrm, delta, signifi
         assert vrm[0] == 0 or one_run_p_value(*vrm, 0.0, delta) >= significance
 
 
-@given(numbers, st.sampled_from([0.0, 1e-5, 1e-3]))
-def test_bound_rises_with_correct_guesses_and_significance_and_falls_with_delta(vrm, delta):
-    v, r, m = vrm
-    bound = epsilon_one_run(v, r, m, delta, 0.05)
-    if v < r:
-        assert epsilon_one_run(v + 1, r, m, delta, 0.05) >= bound - 1e-9
-    assert epsilon_one_run(v, r, m, delta, 0.1) >= bound - 1e-9
-    assert epsilon_one_run(v, r, m, 2 * delta, 0.05) <= bound + 1e-9
-
-
 def test_no_scores_prove_nothing():
     for scores in (([], []), ([1.0], []), ([], [1.0]), ([1.0], [0.0])):
         assert OneRunScores(*scores).epsilon(1e-5).value == 0.0
@@ -369,7 +333,7 @@ def test_default_guesses_depend_on_the_number_of_canaries_only():
     assert [default_guesses(m, "in") for m in (0, 1, 10)] == [(), (), (2,)]
 
 
-def missed(mechanism, seed: list[int], bounds: list, repetitions: int) -> np.ndarray:
+def missed(mechanism, seed: list[int], bounds: list, repetitions: int, whole: int) -> np.ndarray:
     """Shares of runs in which the bounds exceed the truths."""
     rng, found = np.random.default_rng(seed), np.zeros(len(bounds))
     for _ in range(repetitions):
@@ -377,33 +341,35 @@ def missed(mechanism, seed: list[int], bounds: list, repetitions: int) -> np.nda
         scores = mechanism(rng, coins)
         for i, (bound, truth) in enumerate(bounds):
             found[i] += bound(scores[coins], scores[~coins]).value > truth + 1e-9
-    assert np.all(found / repetitions <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repetitions))
+    assert found.max() <= most_failures(repetitions, 0.05, whole)
     return found / repetitions
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("name", "epsilon", "delta"),
+    ("name", "mu", "epsilon", "delta"),
     [
-        ("null", 0.0, 1e-5),
-        ("gaussian", 2.0, 1e-5),
-        ("response", 1.0, 0.0),
-        ("leaking", 1.0, 0.01),
-        ("shared_failure", 0.0, 0.01),
+        ("null", 0.0, 0.0, 1e-5),
+        ("gaussian", gaussian_mu(2.0, 1e-5), 2.0, 1e-5),
+        ("response", RESPONSE_MU, 1.0, 0.0),
+        ("leaking", math.inf, 1.0, 0.01),
+        ("shared_failure", math.inf, 0.0, 0.01),
     ],
 )
 @pytest.mark.parametrize(("guesses", "sides"), [(None, "both"), ([100], "both"), ([100], "in")])
+@pytest.mark.parametrize("runs", staged(heavy=[600], nightly=[4000]))
 @pytest.mark.heavy_one_in(6)
-def test_bound_fails_no_more_often_than_it_says(name, epsilon, delta, guesses, sides):
-    seed = [len(name), 0 if guesses is None else 1]
-
-    def bound(*scores: np.ndarray) -> OneRunBound:
-        return OneRunScores(*scores, guesses=guesses, sides=sides).epsilon(delta)
-
-    (share,) = missed(MECHANISMS[name], seed, [(bound, epsilon)], 4000)
-    print(f"\n{name} {guesses} {sides}: missed {share}")
+def test_bounds_fail_no_more_often_than_they_say(name, mu, epsilon, delta, guesses, sides, runs):
+    of_scores = partial(OneRunScores, guesses=guesses, sides=sides)
+    bounds = [
+        (lambda *scores: of_scores(*scores).epsilon(delta), epsilon),
+        (lambda *scores: of_scores(*scores).epsilon_fdp(delta), epsilon),
+        (lambda *scores: of_scores(*scores).mu(), mu),
+    ]
+    found = missed(MECHANISMS[name], [len(name), 0 if guesses is None else 1], bounds, runs, 4000)
+    print(f"\n{name} {guesses} {sides}: missed epsilon {found[:2]}, mu {found[2]}")
     if name == "response" and guesses:
-        assert share > 0.02  # nothing is given away on the mechanism that attains it
+        assert found[0] > 0.02  # nothing is given away on the mechanism that attains it
 
 
 def extreme_probability(v: int, r: int, m: int, lines: list[tuple[float, float]]) -> float:
@@ -469,26 +435,6 @@ def test_p_value_covers_the_law_of_independent_gaussian_canaries(vrm, mu):
     assert one_run_fdp_p_value(v, r, r, GaussianTradeoff(mu)) >= tail * (1 - 1e-6)
 
 
-@given(more_numbers)
-def test_bound_rises_with_correct_guesses_and_significance_and_falls_with_canaries(vrm):
-    v, r, m = vrm
-    for bound in (mu_one_run, lambda *a: epsilon_one_run_fdp(*a[:3], 1e-4, a[3])):
-        value = bound(v, r, m, 0.05)
-        if v < r:
-            assert bound(v + 1, r, m, 0.05) >= value - 1e-9
-        assert bound(v, r, m, 0.1) >= value - 1e-9
-        assert bound(v, r, 3 * m, 0.05) <= value + 1e-9
-
-
-def test_many_canaries_cost_little_where_the_first_bound_pays_for_all_their_deltas():
-    first, second = epsilon_one_run, epsilon_one_run_fdp
-    assert first(990, 1000, 100_000, 1e-5, 0.05) == pytest.approx(3.21505, abs=6e-6)
-    assert second(990, 1000, 100_000, 1e-5, 0.05) == pytest.approx(4.043, abs=1e-3)
-    # Without delta both are nearly the same.
-    for vrm in ((900, 1000, 1000), (100, 100, 1000), (160_000, 250_000, 1_000_000)):
-        assert second(*vrm, 0.0, 0.05) == pytest.approx(first(*vrm, 0.0, 0.05), rel=0.01)
-
-
 @pytest.mark.parametrize("r", [5, 10, 25, 60, 300, 1000])
 def test_without_delta_it_is_at_most_a_fiftieth_below_the_first_bound(r):
     for v in range(r // 2, r + 1, max(1, r // 40)):
@@ -499,34 +445,7 @@ def test_without_delta_it_is_at_most_a_fiftieth_below_the_first_bound(r):
 test_arguments_out_of_range_are_refused = refusals(
     (lambda: epsilon_one_run(3, 2, 5, 0.0, 0.05), "correct=3, guesses=2 and canaries=5 must"),
     (lambda: epsilon_one_run(1.5, 2, 5, 0.0, 0.05), "whole numbers with 0 <= correct"),
-    (lambda: epsilon_one_run(1, 2, 5, 1.0, 0.05), r"delta=1\.0 must be in"),
-    (lambda: epsilon_one_run(1, 2, 5, 0.0, 0.0), r"significance=0\.0 must be in \(0, 1\)"),
     (lambda: one_run_p_value(1, 2, 5, -1.0, 0.0), r"epsilon=-1\.0 must be"),
-    (lambda: mu_one_run(3, 2, 5, 0.05), "correct=3, guesses=2 and canaries=5 must"),
     (lambda: mu_one_run(True, 2, 5, 0.05), "correct=True"),
-    (lambda: mu_one_run(1, 2, 5, 1.0), r"significance=1\.0 must be in \(0, 1\)"),
     (lambda: epsilon_one_run_fdp(1, 2, 5, 1.0, 0.05), r"delta=1\.0 must be in"),
 )
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("name", "mu", "epsilon"),
-    [
-        ("null", 0.0, 0.0),
-        ("gaussian", gaussian_mu(2.0, DELTA), 2.0),
-        ("response", RESPONSE_MU, 1.0),
-        ("shared_failure", math.inf, 0.0),
-    ],
-)
-@pytest.mark.parametrize(("guesses", "sides"), [(None, "both"), ([100], "both"), ([100], "in")])
-@pytest.mark.heavy_one_in(6)
-def test_bounds_fail_no_more_often_than_they_say(name, mu, epsilon, guesses, sides):
-    of_scores = partial(OneRunScores, guesses=guesses, sides=sides)
-    mechanism = partial(gaussian, delta=DELTA) if name == "gaussian" else MECHANISMS[name]
-    bounds = [
-        (lambda *scores: of_scores(*scores).mu(), mu),
-        (lambda *scores: of_scores(*scores).epsilon_fdp(DELTA), epsilon),
-    ]
-    found = missed(mechanism, [len(name), 0 if guesses is None else 1], bounds, 2000)
-    print(f"\n{name} {guesses} {sides}: missed mu {found[0]}, epsilon {found[1]}")

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused_calls import refusals, refused_changes
 from scipy import optimize, stats
+from stages import staged
 
-from lightning_audit.stats.gaussian import mu_noncentral_t_from_scores, mu_white_box_from_scores
+from lightning_audit.stats.gaussian import mu_white_box_from_scores
 from lightning_audit.stats.named_bounds import BOUND_NAMES, NamedBound
 from lightning_audit.stats.one_run import (
     OneRunScores,
@@ -25,11 +26,23 @@ from lightning_audit.stats.one_run_bounds import (
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 DELTA = 1e-5
+
+
 of_statistics, of_scores = epsilon_gaussian_pair, epsilon_gaussian_pair_from_scores
+
+
 STATED, LEVEL = 1e-4, 0.03
+
+
 ONE_RUN = {"method": "one_run", "delta": STATED}
+
+
 RNG = np.random.default_rng(5)
+
+
 SCORES = 1.3 + RNG.standard_normal(400), RNG.standard_normal(350)
+
+
 GUESSING = [name for name, method in ONE_RUN_METHODS.items() if method.from_guesses]
 
 
@@ -84,28 +97,6 @@ def test_bound_is_the_least_epsilon_of_the_region(n_in, n_out, mu, r, delta, sig
     assert 0.9998 * least - 1e-5 <= bound <= least * (1 + 1e-9)
 
 
-@settings(max_examples=15)
-@given(
-    st.tuples(st.integers(2, 200), st.integers(2, 200), st.floats(-1.0, 6.0)),
-    st.floats(0.2, 5.0),
-    st.sampled_from([1e-9, 1e-5, 0.01, 0.5]),
-    st.sampled_from([1e-3, 0.05, 0.3]),
-)
-def test_bound_is_below_what_is_observed_and_falls_with_certainty_and_delta(n, r, delta, level):
-    n_in, n_out, difference = n
-    statistics = (n_in, n_out, difference, r * r * (n_in - 1), n_out - 1.0)
-    bound = epsilon_gaussian_pair(*statistics, delta, level)
-    assert bound >= 0.0
-    # The observed pair itself is inside: its t is above every limit.
-    if level <= 0.05:
-        observed = gaussian_pair_epsilon(max(difference, 0.0), r, 0.0, 1.0, delta)
-        assert bound <= observed * (1 + 1e-9) + 1e-9
-    surer = epsilon_gaussian_pair(*statistics, delta, 0.5 * level)
-    assert surer <= bound * (1 + 3e-4) + 1e-5
-    stricter = epsilon_gaussian_pair(*statistics, 0.5 * delta, level)
-    assert stricter >= bound * (1 - 3e-4) - 1e-5
-
-
 @settings(max_examples=10)
 @given(st.integers(0, 2**32), st.floats(-1e3, 1e3), st.floats(-100, 100).map(lambda p: 10.0**p))
 def test_the_unit_of_the_scores_does_not_matter(seed, offset, scale):
@@ -129,16 +120,6 @@ def test_bound_nears_epsilon_with_many_canaries():
     assert 0.98 * truth < found < truth
 
 
-def test_equal_variances_cost_little_where_nobody_knows_that_they_are_equal():
-    rng = np.random.default_rng(3)
-    pairs = [(1.0 + rng.standard_normal(500), rng.standard_normal(500)) for _ in range(20)]
-    bounds = [epsilon_gaussian_pair_from_scores(*pair, DELTA, 0.05) for pair in pairs]
-    known = [gaussian_epsilon(mu_noncentral_t_from_scores(*pair, 0.05), DELTA) for pair in pairs]
-    white_box = [gaussian_epsilon(mu_white_box_from_scores(*pair, 0.05), DELTA) for pair in pairs]
-    assert np.median(bounds) > 0.9 * np.median(known)
-    assert np.median(bounds) > np.median(white_box)
-
-
 def test_few_canaries_and_a_delta_that_is_enough_for_the_whole_region_prove_nothing():
     assert epsilon_gaussian_pair(1, 9, 5.0, 0.0, 1.0, DELTA, 0.05) == 0.0
     for inside in ([], [3.0], [2.9, 3.0]):
@@ -151,11 +132,8 @@ test_arguments_out_of_range_are_refused = refusals(
     (lambda: of_statistics(-1, 5, 1.0, 1.0, 1.0, DELTA, 0.05), "n_in=-1 must be a whole number"),
     (lambda: of_statistics(5, 5, math.inf, 1.0, 1.0, DELTA, 0.05), "difference=inf must be finite"),
     (lambda: of_statistics(5, 5, 1.0, 0.0, 1.0, DELTA, 0.05), r"squares_in=0\.0 must be a finite"),
-    (lambda: of_statistics(5, 5, 1.0, 1.0, math.inf, DELTA, 0.05), "squares_out=inf must be a"),
     (lambda: of_statistics(5, 5, 1.0, 1.0, 1.0, 0.0, 0.05), r"delta=0\.0 must be in \(0, 1\)"),
-    (lambda: of_statistics(5, 5, 1.0, 1.0, 1.0, DELTA, 1.0), r"significance=1\.0 must be in"),
     (lambda: of_scores([1.0, math.inf], [0.0], DELTA, 0.05), "scores_in holds infinity"),
-    (lambda: of_scores([[1.0]], [0.0], DELTA, 0.05), "scores_in has shape"),
     (lambda: of_scores([1.0, 2.0], [0.1, 0.1, 0.1], DELTA, 0.05), r"scores_out holds 0\.1 only"),
 )
 
@@ -176,41 +154,29 @@ def test_bound_seldom_exceeds_a_known_epsilon(n, mu, r):
     assert missed(n, mu, r, 60) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 60)
 
 
-@pytest.mark.heavy
-@pytest.mark.heavy_one_in(9)
-@pytest.mark.parametrize("n", [4, 30, 300])
-@pytest.mark.parametrize(("mu", "r"), [(0.0, 1.0), (1.0, 1.0), (1.0, 0.7)])
-def test_bound_fails_no_more_often_than_it_says(n, mu, r):
-    share = missed(n, mu, r, 250)
-    print(f"\nn={n} mu={mu} r={r}: missed {share}")
-    assert share <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 250)
+@pytest.mark.parametrize(
+    ("n", "mu", "r", "runs"),
+    staged(
+        quick=[(30, 0.0, 1.0, 60), (300, 1.0, 1.0, 60), (30, 0.0, 2.0, 60)],
+        nightly=[
+            (n, *at, 250) for n in (4, 30, 300) for at in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.7))
+        ],
+    ),
+)
+def test_bound_fails_no_more_often_than_it_says(n, mu, r, runs):
+    assert missed(n, mu, r, runs) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
 
 
-#: What the data give along 300 directions, with no leakage.
-NOT_ALIKE = {
-    "three at 10 noises": np.where(np.arange(300) < 3, 10.0, 0.0),
-    "three far out": np.where(np.arange(300) < 3, 1e4, 0.0),
-    "heavy": np.geomspace(0.01, 1e3, 300),
-}
-
-
-def exceeds_nothing(data: np.ndarray, repetitions: int) -> tuple[float, float]:
-    """Shares of runs without leakage in which this bound and that of the white box are not 0."""
-    rng, found = np.random.default_rng(0), np.zeros(2)
-    for _ in range(repetitions):
+def test_data_along_few_directions_deceive_this_bound_and_not_the_white_box():
+    """Without leakage, three of 300 data terms are far out."""
+    rng, data, found = np.random.default_rng(0), np.where(np.arange(300) < 3, 1e4, 0.0), np.zeros(2)
+    for _ in range(40):
         coins = rng.random(len(data)) < 0.5
         z = data + rng.standard_normal(len(data))
         found[0] += epsilon_gaussian_pair_from_scores(z[coins], z[~coins], DELTA, 0.05) > 0
         found[1] += mu_white_box_from_scores(z[coins], z[~coins], 0.05) > 0
-    return tuple(found / repetitions)
-
-
-@pytest.mark.parametrize("name", list(NOT_ALIKE))
-def test_data_along_few_directions_deceive_this_bound_and_not_the_white_box(name):
-    this, white_box = exceeds_nothing(NOT_ALIKE[name], 40)
-    print(f"\n{name}: without leakage positive {this}, white box {white_box}")
-    assert this > 0.2
-    assert white_box < 0.1
+    assert found[0] > 0.2 * 40
+    assert found[1] < 0.1 * 40
 
 
 def bound_of(name: str, guesses: object = None, **options: int) -> NamedBound:
@@ -280,43 +246,12 @@ def test_guesses_that_are_not_given_are_the_default_ones_and_others_chosen_befor
     assert "canaries" not in given.rule
 
 
-def test_the_best_number_of_guesses_chosen_afterwards_is_no_bound():
-    # Why it is stated: at an epsilon of 0 the best of all numbers exceeds it far too often.
-    rng = np.random.default_rng(3)
-    above = {"given": 0, "chosen": 0}
-    for _ in range(300):
-        scores = rng.standard_normal(200)
-        coins = rng.random(200) < 0.5
-        sides = scores[coins], scores[~coins]
-        found = [OneRunScores(*sides, [n]).epsilon(STATED).value for n in range(10, 200, 10)]
-        above["given"] += found[9] > 0
-        above["chosen"] += max(found) > 0
-    # Three standard errors above .05 are 26 of 300.
-    assert above["given"] <= 26 < above["chosen"]
-
-
 @pytest.mark.parametrize("name", GUESSING)
 @pytest.mark.parametrize(("canaries", "words"), [(0, "no guesses"), (2, "1 guess")])
 def test_few_canaries_prove_nothing_and_say_how_many_were_guessed(name, canaries, words):
     scores = [1.0] * (canaries // 2), [0.0] * (canaries // 2)
     bound = named_one_run_bound(name, *scores, STATED, LEVEL)
     assert (bound.epsilon_lower, bound.rule) == (0.0, words)
-
-
-@pytest.mark.parametrize("name", GUESSING)
-def test_canaries_without_a_score_count_as_coins_and_as_wrong_guesses(name):
-    whole = bound_of(name, [60])
-    more = bound_of(name, [60], unscored=10**5)
-    assert more.epsilon_lower < whole.epsilon_lower
-    assert (more.guesses, more.correct) == (whole.guesses, whole.correct)
-    # Nobody guessed them, and still so many guesses were announced.
-    few = named_one_run_bound(name, [1.0] * 15, [0.0] * 15, STATED, LEVEL, [40], unscored=10)
-    crossed = [1.0] * 15 + [0.0] * 5, [0.0] * 15 + [1.0] * 5
-    wrong = named_one_run_bound(name, *crossed, STATED, LEVEL, [40])
-    assert 0 < few.epsilon_lower == wrong.epsilon_lower
-    default = bound_of(name, unscored=250)
-    given = named_one_run_bound(name, *SCORES, STATED, LEVEL, default_guesses(1000), unscored=250)
-    assert alike(default, given)
 
 
 @pytest.mark.parametrize("name", GUESSING)
@@ -343,13 +278,6 @@ test_an_error_names_the_argument_and_what_is_allowed = refused_changes(
     {"scores_in": SCORES[0], "scores_out": SCORES[1], "significance": LEVEL, **ONE_RUN},
     ({"method": "fdp_cp"}, r"method='fdp_cp' must be one of \['gaussian_pair', 'one_run',"),
     ({"method": "one_run_mu", "delta": 0.0}, r"delta=0.0 must be in \(0, 1\).*take one_run"),
-    ({"method": "gaussian_pair", "delta": 0}, r"delta=0 must be in \(0, 1\).*take one_run"),
-    ({"method": "gaussian_pair", "unscored": 2}, "unscored=2 must be 0 for method='gauss"),
-    ({"method": "gaussian_pair", "guesses": [10]}, r"guesses=\[10\] is not for method='gauss"),
-    ({"method": "white_box", "delta": 0}, r"delta=0 must be in \(0, 1\).*take one_run"),
-    ({"delta": 1.0}, r"delta=1.0"),
-    ({"significance": 0.0}, r"significance=0.0"),
-    ({"guesses": [751]}, r"guesses=751 must be at most the number of canaries, 750"),
     ({"unscored": -1}, r"unscored=-1 must be a whole number >= 1; or 0"),
     ({"method": "white_box", "unscored": 2}, r"unscored=2 must be 0 for method='white_box'"),
     ({"sides": "out"}, r"sides='out' must be one of \['both', 'in'\]"),

@@ -1,6 +1,3 @@
-import time
-from functools import partial
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -56,21 +53,6 @@ def test_bandwidth_is_that_of_silverman_in_the_unit_of_the_samples():
     assert silverman_bandwidth(samples) == pytest.approx(0.9 * 5 * 10_000**-0.2, rel=0.02)
     assert silverman_bandwidth(3 * samples) == pytest.approx(3 * silverman_bandwidth(samples))
     assert silverman_bandwidth(np.concatenate([np.zeros(900), samples[:100]])) > 0
-
-
-@pytest.mark.parametrize(
-    ("p", "q", "apart"),
-    [(np.zeros(50), np.ones(50), True), (np.full(50, 7.0), np.full(50, 7.0), False)],
-)
-def test_constant_samples_are_told_apart_or_equal(p, q, apart):
-    for kind in (GridRatio, NeighbourRatio):
-        at_p, at_q = kind(p, q)(np.array([p[0], q[0]]))
-        assert (at_p < 0.2 and at_q > 5) if apart else at_p == at_q == pytest.approx(1)
-
-
-def test_a_kernel_wider_than_the_range_is_flat():
-    p, q = gaussian(np.random.default_rng(4), 100)
-    assert GridRatio(p, q, bandwidth=1e4)(p) == pytest.approx(1, abs=1e-3)
 
 
 def test_kernel_ratio_in_the_plane_is_the_quotient_of_scipys_densities():
@@ -137,7 +119,6 @@ test_what_are_no_samples_is_refused = refused(
     ([1.0, np.nan], [1.0, 2.0], r"samples_p\[1\] is not finite \(1 of 2"),
     ([1.0, 1e200], [1.0, 2.0], "samples_p holds numbers beyond 1e.100"),
     ([1.0, 2.0], [1.0], r"samples_q has shape \(1,\), must hold at least 2"),
-    (3.0, [1.0], r"samples_p has shape \(\), must hold at least 2"),
     ([1.0, 2.0], ["a", "b"], "samples_q has dtype <U1, must hold real"),
     (np.ones((5, 2)), np.ones(5), "2 numbers a sample and samples_q 1"),
     (np.ones((5, 0)), np.ones(5), "a sample must hold a number"),
@@ -188,13 +169,6 @@ def test_both_estimates_approach_the_true_curve(name, n, most):
     assert distance(estimate_by_neighbours(p, q), claim(1.0)) < most
 
 
-@pytest.mark.heavy
-def test_estimates_in_the_plane_approach_the_true_curve():
-    p, q = plane(np.random.default_rng(3), 8000)
-    for estimate in (estimate_by_kernel(p, q), estimate_by_neighbours(p, q)):
-        assert distance(estimate, GaussianTradeoff(1.0)) < 0.04
-
-
 def test_ten_dimensions_are_estimated_by_neighbours():
     rng = np.random.default_rng(4)
     p, q = rng.normal(0, 1, (4000, 10)), rng.normal(1 / np.sqrt(10), 1, (4000, 10))
@@ -221,18 +195,6 @@ def test_points_are_integrals_over_the_grid():
 
 
 @each_estimator
-def test_error_rates_move_with_the_threshold_and_are_the_same_in_every_unit(estimator):
-    estimate = estimator(*gaussian(np.random.default_rng(8), 2000))
-    assert (np.diff(estimate.alpha) <= 1e-12).all()
-    assert (np.diff(estimate.beta) >= -1e-12).all()
-    assert estimate(0.0) == 1 or estimate.alpha.min() == 0
-    assert estimate(1.0) == pytest.approx(0)
-    p, q = gaussian(np.random.default_rng(9), 1000)
-    one, other = estimator(p, q), estimator(3 - 1000 * p, 3 - 1000 * q)
-    assert one.alpha == pytest.approx(other.alpha, abs=1e-9)
-
-
-@each_estimator
 def test_without_noise_there_are_no_errors_and_equal_worlds_toss_a_coin(estimator):
     curve = estimator(np.zeros(400), np.ones(400)).convex()
     assert curve(0.01) < 0.01
@@ -247,33 +209,18 @@ def test_convex_hull_lies_on_or_below_the_estimate():
     assert estimate.samples == (500, 500)
 
 
-def test_a_hundred_thousand_samples_take_less_than_fifty_milliseconds():
-    p, q = gaussian(np.random.default_rng(12), 100_000)
-    times = []
-    for _ in range(10):
-        start = time.thread_time()
-        estimate_by_kernel(p, q)
-        times.append(time.thread_time() - start)
-    assert min(times) < 0.05
-
-
 test_arguments_out_of_range_are_refused = refusals(
-    *(
-        (
-            partial(claim_of_both_orders, SubsampledGaussianTradeoff(1.0, 0.1, direction)),
-            f"direction '{direction}' only, must be of both",
-        )
-        for direction in ("add", "remove")
+    (
+        lambda: claim_of_both_orders(SubsampledGaussianTradeoff(1.0, 0.1, "add")),
+        "direction 'add' only, must be of both",
     ),
     (lambda: NeighbourRatio([1.0, 2.0], [1.0, 2.0], 4), "neighbours=4 must be less than the 4"),
-    (lambda: NeighbourRatio([1.0, 2.0], [1.0, 2.0], 0), "neighbours=0 must be a whole number"),
     (lambda: GridRatio(np.ones((5, 2)), np.ones((5, 2))), "has 2 numbers a sample, must have"),
     (lambda: GridRatio([1.0, 2.0], [1.0, 2.0], bandwidth=0), "bandwidth=0 must be a finite"),
     (lambda: GridRatio([1.0, 2.0], [1.0, 2.0], grid_size=4), "grid_size=4 must be at least 16"),
     (lambda: KernelRatio(np.ones((3, 2)), np.ones((3, 2))), "must be more than 3 in 2 dim"),
     (lambda: KernelRatio(np.ones((9, 2)), np.ones((9, 2))), "lies in a subspace"),
     (lambda: estimate_by_kernel([1, 2], [1, 2], smoothing=-1), "smoothing=-1 must be a finite"),
-    (lambda: estimate_by_kernel([1, 2], [1, 2], thresholds=[]), r"thresholds=\[\] must hold"),
     (lambda: estimate_by_kernel([1, 2], [1, 2], thresholds=[-1.0]), "thresholds=.*must hold"),
     (lambda: estimate_by_neighbours([1, 2], [1, 2]), "must hold at least 4 samples"),
     (lambda: estimate_by_kernel(np.eye(4), np.eye(4), bandwidth=1), "bandwidth=1 must be None"),

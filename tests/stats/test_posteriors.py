@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused_arguments import refused
 from refused_calls import refusals
-from scipy import integrate, special, stats
+from scipy import special, stats
 
 from lightning_audit.stats.binomial import (
     clopper_pearson_lower,
@@ -26,8 +26,6 @@ from lightning_audit.stats.counts import (
 from lightning_audit.stats.posteriors import (
     GridDistribution,
     Posterior,
-    cumulative,
-    increasing_curve,
 )
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
@@ -42,7 +40,6 @@ CLOPPER_PEARSON, JEFFREYS = (
     (clopper_pearson_lower, clopper_pearson_upper),
     (jeffreys_lower, jeffreys_upper),
 )
-MANY = ConfusionCounts(*(np.arange(500) + i for i in range(4)))
 
 
 def thresholds(n: int, shift: float) -> ConfusionCounts:
@@ -96,16 +93,6 @@ def test_largest_epsilons_of_flawless_attacks_are_reproduced(n, at_025, at_05):
         assert mus == pytest.approx([5.97274, 6.11902], abs=5.1e-6)
 
 
-def test_numbers_give_floats_and_arrays_broadcast():
-    two = ConfusionCounts(fn=[35, 10], tp=[65, 90], fp=[25, 0], tn=[75, 100])
-    assert type(Posterior.of_mu(SOME).cdf(1.0)) is float
-    assert Posterior.of_mu(SOME).quantile(1e-100) < Posterior.of_mu(SOME).quantile(1e-10)
-    assert Posterior.of_mu(two).pdf(np.array([[0.5], [1.0], [2.0]])).shape == (3, 2)
-    low, high = Posterior.of_mu(two).interval(0.05)
-    assert np.all(low < high)
-    assert Posterior.of_mu(two).cdf(math.inf).tolist() == [1.0, 1.0]
-
-
 @pytest.mark.parametrize("law", [stats.gamma(3.0), stats.beta(2.5, 4.0), stats.expon(scale=0.5)])
 def test_quantiles_cdf_and_mean_are_those_of_the_density(law):
     points = np.linspace(0.0, law.ppf(1 - 1e-9), 400)
@@ -118,35 +105,10 @@ def test_quantiles_cdf_and_mean_are_those_of_the_density(law):
     assert found.cdf(np.array([0.0, law.median(), 1e9])) == pytest.approx([0.0, 0.5, 1.0], abs=1e-4)
 
 
-def test_a_grid_cannot_be_changed_after_the_check():
-    points = np.linspace(0.0, 2.0, 9)
-    found = GridDistribution(points, np.ones(9))
-    points[0] = 1.0
-    assert found.points[0] == 0.0
-    with pytest.raises(ValueError, match="read-only"):
-        found.density[0] = -1.0
-
-
-def test_integrals_of_parabolas_are_exact_and_never_fall():
-    x = np.array([0.0, 0.5, 1.5, 2.0, 4.0])
-    even = np.linspace(0.0, 3.0, 7)
-    assert cumulative(even, even**2)[-1] == pytest.approx(9.0, rel=1e-12)
-    assert cumulative(x[:2], np.array([1.0, 3.0])).tolist() == [0.0, 1.0]
-    assert (np.diff(cumulative(x, np.array([0.0, 9.0, 0.0, 9.0, 0.0]))) >= 0).all()
-
-
-def test_a_curve_through_increasing_values_increases_whatever_the_slopes():
-    x, y = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 0.0, 5.0, 5.1])
-    curve = increasing_curve(x, y, np.array([50.0, -3.0, 50.0, 50.0]))
-    assert (np.diff(curve(np.linspace(0.0, 3.0, 301))) >= -1e-12).all()
-    assert curve(x) == pytest.approx(y)
-
-
 test_what_is_no_density_is_refused = refused(
     lambda points, density: GridDistribution(np.array(points), np.array(density)),
     ([0.0, 1.0], [1.0, 1.0], r"points of shape \(2,\) must be at least three increasing"),
     ([0.0, 1.0, 1.0], [1.0] * 3, "must be at least three increasing numbers; sort them"),
-    ([0.0, 1.0, 2.0], [1.0] * 2, r"density of shape \(2,\) must hold one finite value"),
     ([0.0, 1.0, 2.0], [1.0, -1.0, 1.0], "one finite value >= 0 for each of the 3 points"),
     ([0.0, 1.0, 2.0], [0.0] * 3, "density is 0 at every point, must be positive"),
 )
@@ -156,27 +118,24 @@ test_what_is_no_density_is_refused = refused(
 @pytest.mark.parametrize(
     ("counts", "delta", "value"),
     [
-        ((35, 65, 25, 75), 0.05, 1.3),
-        ((0, 2, 0, 2), 0.0, 5.0),
-        ((1, 1, 1, 1), 0.01, 0.0051),
-        ((0, 1000, 0, 1000), 1e-5, 7.2),
-        ((998, 2, 999, 1), 1e-9, 5.0),
-        ((1, 1, 1, 1), None, 0.01),
-        ((0, 2, 0, 2), None, 3.0),
-        ((998, 2, 999, 1), None, 5.0),
-        pytest.param((35, 65, 25, 75), 0.05, 0.1, marks=heavy),
-        pytest.param((10, 90, 0, 100), 1e-5, 4.0, marks=heavy),
-        pytest.param((35, 65, 25, 75), None, 0.7, marks=heavy),
-        pytest.param((0, 1000, 0, 1000), None, 6.1, marks=heavy),
-        # A million observations.
-        pytest.param((900, 100, 2, 998), 0.0, 3.0, marks=heavy),
-        pytest.param((300, 700, 30_000, 970_000), 1e-5, 3.1, marks=heavy),
-        pytest.param((500, 500, 500_000, 500_000), 1e-5, 0.05, marks=heavy),
+        *(((0, 2, 0, 2), 0.0, 5.0), ((1, 1, 1, 1), 0.01, 0.0051), ((998, 2, 999, 1), 1e-9, 5.0)),
+        *(((1, 1, 1, 1), None, 0.01), ((0, 2, 0, 2), None, 3.0), ((998, 2, 999, 1), None, 5.0)),
+        *(
+            pytest.param(*case, marks=heavy)
+            for case in (
+                *(((35, 65, 25, 75), 0.05, 0.1), ((35, 65, 25, 75), None, 0.7)),
+                *(((0, 1000, 0, 1000), 1e-5, 7.2), ((0, 1000, 0, 1000), None, 6.1)),
+                ((10, 90, 0, 100), 1e-5, 4.0),
+                # A million observations.
+                *(
+                    ((300, 700, 30_000, 970_000), delta, at)
+                    for delta, at in ((1e-5, 3.1), (None, 2.41))
+                ),
+                *(((500, 500, 500_000, 500_000), delta, 0.05) for delta in (1e-5, None)),
+                ((5, 999_995, 1000, 0), None, 1.0),
+            )
+        ),
         pytest.param((159_000, 841_000, 158_500, 841_500), 1e-9, 1.668, marks=pytest.mark.nightly),
-        pytest.param((900, 100, 2, 998), None, 1.6, marks=heavy),
-        pytest.param((300, 700, 30_000, 970_000), None, 2.41, marks=heavy),
-        pytest.param((500, 500, 500_000, 500_000), None, 0.05, marks=heavy),
-        pytest.param((5, 999_995, 1000, 0), None, 1.0, marks=heavy),
     ],
 )
 @pytest.mark.heavy_one_in(6)
@@ -193,44 +152,10 @@ def test_mass_has_twelve_digits_inside_and_outside(counts, delta, value):
             assert found == pytest.approx(value, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("counts", "delta", "probability"),
-    [
-        ((10, 990, 5, 995), 1e-5, 1e-10),
-        pytest.param((3, 97, 30, 70), 0.0, 1e-6, marks=heavy),
-        pytest.param((0, 50, 0, 50), 0.05, 1e-8, marks=heavy),
-        pytest.param((10, 990, 5, 995), None, 1e-10, marks=heavy),
-    ],
-)
-def test_small_quantiles_have_nine_digits(counts, delta, probability):
-    found = quantile(probability, ConfusionCounts(*counts), delta, region="one_sided")
-    below, _ = outside(found, counts, delta)
-    assert float(1 - below) == pytest.approx(probability, rel=1e-9)
-
-
-@pytest.mark.parametrize("region", ["two_sided", "one_sided"])
-def test_agrees_with_two_dimensional_quadrature(region):
-    x, y = stats.beta(5.5, 10.5), stats.beta(3.5, 12.5)
-    epsilon, delta = 1.0, 0.05
-
-    def start(fnr: float) -> float:
-        return max(0.0, 1 - delta - math.exp(epsilon) * fnr, (1 - delta - fnr) / math.e)
-
-    def stop(fnr: float) -> float:
-        return (1 - start(1 - fnr)) if region == "two_sided" else 1.0
-
-    c = (1 - delta) / (1 + math.e)
-    twin = sum(
-        integrate.dblquad(lambda q, p: x.pdf(p) * y.pdf(q), low, high, start, stop, epsabs=1e-9)[0]
-        for low, high in ((0, c), (c, 1 - c), (1 - c, 1))
-    )
-    found = cdf(epsilon, ConfusionCounts(5, 10, 3, 12), delta, region=region)
-    assert found == pytest.approx(twin, abs=1e-7)
-
-
 @pytest.mark.parametrize("delta", [0.01, None])
-@pytest.mark.parametrize("prior", [0.5, 1.0])
-@pytest.mark.parametrize("counts", [(35, 65, 25, 75), (70, 30, 60, 40), (3, 4, 0, 9)])
+@pytest.mark.parametrize(
+    ("counts", "prior"), [((70, 30, 60, 40), 1.0), ((3, 4, 0, 9), 1.0), ((3, 4, 0, 9), 0.5)]
+)
 def test_agrees_with_draws_from_the_posterior(counts, prior, delta):
     rng, draws = np.random.default_rng(1), 200_000
     fn, tp, fp, tn = (count + prior for count in counts)
@@ -289,7 +214,7 @@ def test_null_scores_are_positive_in_the_published_region_only():
     )
 
 
-def test_numbers_give_floats_and_arrays_broadcast_posterior():
+def test_numbers_give_floats_and_arrays_broadcast():
     assert type(Posterior.of_epsilon(EXAMPLE, 0.0).cdf(1.0)) is float
     assert type(Posterior.of_epsilon(EXAMPLE, 0).quantile(0.05)) is float
     two = ConfusionCounts(fn=[35, 10], tp=[65, 90], fp=[25, 0], tn=[75, 100])
@@ -297,6 +222,8 @@ def test_numbers_give_floats_and_arrays_broadcast_posterior():
     assert (table.shape, table[1, 0]) == ((3, 2), Posterior.of_epsilon(EXAMPLE, 0.05).cdf(1.0))
     low, high = Posterior.of_epsilon(two, 0.05).interval(0.05)
     assert low.shape == high.shape == (2,)
+    assert Posterior.of_mu(two).cdf(math.inf).tolist() == [1.0, 1.0]
+    assert Posterior.of_mu(SOME).quantile(1e-100) < Posterior.of_mu(SOME).quantile(1e-10)
     assert Posterior.of_epsilon(EXAMPLE, 0.0).cdf(np.inf) == 1.0
     assert Posterior.of_epsilon(ConfusionCounts([], [], [], []), 1e-5).quantile(0.05).shape == (0,)
 
@@ -304,18 +231,8 @@ def test_numbers_give_floats_and_arrays_broadcast_posterior():
 test_arguments_out_of_range_are_refused = refusals(
     (lambda: Posterior.of_mu(SOME).cdf(-1.0), r"value=-1\.0 must be a finite number >= 0"),
     (lambda: Posterior.of_mu(SOME).quantile(1e-200), r"probability=1e-200 must be at least 1e-100"),
-    (
-        lambda: Posterior.of_mu(SOME).quantile(1.0),
-        r"probability=1\.0 must be in \(0, 1\); such as 0",
-    ),
-    (
-        lambda: Posterior.of_mu(ConfusionCounts([], [], [], [])).maximum(0.05),
-        "counts hold no thresh",
-    ),
-    (lambda: Posterior.of_epsilon(EXAMPLE, 0.0).cdf(-1.0), r"value=-1\.0 must be a finite"),
     (lambda: Posterior.of_epsilon(EXAMPLE, 1.0).cdf(1.0), r"delta=1\.0 must be in \(0, 1\); or 0"),
-    (lambda: Posterior.of_epsilon(EXAMPLE, 0.0).quantile(0.0), r"probability=0\.0 must be in"),
-    (lambda: Posterior.of_epsilon(EXAMPLE, 0.0).interval(1.5), r"significance=1\.5 must be in"),
+    (lambda: Posterior.of_mu(0.5), "^counts="),
     (
         lambda: Posterior.of_epsilon(EXAMPLE, 0, region="both").quantile(0.5),
         r"region='both' must be one of \['one_sided', 'two_sided'\]",
@@ -331,25 +248,6 @@ test_arguments_out_of_range_are_refused = refusals(
 )
 
 
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda: Posterior.of_mu(0.5), "counts"),
-        (lambda: Posterior.of_epsilon(1e-5, MANY), "delta"),
-        (lambda: Posterior.of_mu(SOME).cdf(MANY), "value"),
-        (lambda: Posterior.of_mu(SOME).pdf(MANY), "value"),
-        (lambda: Posterior.of_mu(SOME).quantile(MANY), "probability"),
-        (lambda: Posterior.of_mu(SOME).interval(MANY), "significance"),
-        (lambda: Posterior.of_mu(SOME).maximum(MANY), "probability"),
-    ],
-)
-def test_arguments_that_are_swapped_are_shown_in_a_line(call, name):
-    with pytest.raises(ValueError, match=f"^{name}=.* must ") as caught:
-        call()
-    assert len(str(caught.value)) < 250
-    assert "\n" not in str(caught.value)
-
-
 @settings(max_examples=60)
 @given(counts_of(3000), deltas, probabilities, regions)
 def test_quantile_undoes_the_distribution_function(counts, delta, probability, region):
@@ -362,38 +260,6 @@ def test_quantile_undoes_the_distribution_function(counts, delta, probability, r
         assert inside >= probability - 1e-14
 
 
-@settings(max_examples=60)
-@given(counts_of(3000), deltas, probabilities, regions)
-def test_worlds_may_be_swapped_and_the_direction_in_the_published_region(c, delta, p, region):
-    swapped = ConfusionCounts(c.fp, c.tn, c.fn, c.tp)
-    turned = ConfusionCounts(c.tp, c.fn, c.tn, c.fp)
-    here = quantile(p, c, delta, region=region)
-    assert quantile(p, swapped, delta, region=region) == pytest.approx(here, rel=1e-9, abs=1e-12)
-    if region == "two_sided":
-        assert quantile(p, turned, delta) == pytest.approx(here, rel=1e-9, abs=1e-12)
-
-
-@settings(max_examples=60)
-@given(counts_of(3000), deltas, probabilities)
-def test_fewer_errors_give_a_larger_one_sided_quantile(counts, delta, probability):
-    first = quantile(probability, counts, delta, region="one_sided")
-    fn, tp, fp, tn = counts.fn, counts.tp, counts.fp, counts.tn
-    fewer_fn, fewer_fp = np.minimum(fn, 1), np.minimum(fp, 1)
-    for better in (
-        ConfusionCounts(fn - fewer_fn, tp + fewer_fn, fp, tn),
-        ConfusionCounts(fn, tp, fp - fewer_fp, tn + fewer_fp),
-    ):
-        assert quantile(probability, better, delta, region="one_sided") >= first * (1 - 1e-9)
-
-
-@settings(max_examples=40)
-@given(counts_of(3000), deltas, regions)
-def test_quantiles_rise_with_probability(counts, delta, region):
-    levels = (1e-9, 1e-3, 0.05, 0.5, 0.9, 1 - 1e-6)
-    found = [quantile(p, counts, delta, region=region) for p in levels]
-    assert found == sorted(found)
-
-
 @given(counts_of(3000), deltas, regions)
 def test_density_is_the_slope_of_the_distribution_function(counts, delta, region):
     at = quantile(0.6, counts, delta, region=region)
@@ -402,18 +268,6 @@ def test_density_is_the_slope_of_the_distribution_function(counts, delta, region
     up, down = cdf(np.array([at + h, max(at - h, 0.0)]), counts, delta, region=region)
     if at > h:
         assert (up - down) / (2 * h) == pytest.approx(density, rel=1e-4)
-
-
-@pytest.mark.parametrize(("delta", "last"), [(0.05, 9), (None, 5)])
-@pytest.mark.parametrize("counts", [(35, 65, 25, 75), (50, 50, 48, 52)])
-def test_density_and_atom_add_up_to_one(counts, delta, last):
-    observed = ConfusionCounts(*counts)
-    for region in ("two_sided", "one_sided"):
-        atom = cdf(0.0, observed, delta, region=region)
-        mass, _ = integrate.quad(
-            lambda value, r=region: pdf(value, observed, delta, region=r), 0, last
-        )
-        assert atom + mass == pytest.approx(1.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("region", ["two_sided", "one_sided"])

@@ -1,5 +1,4 @@
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -65,32 +64,6 @@ def test_the_power_is_the_sum_over_all_counts_that_the_bound_decides(method, cla
     pmf = stats.binom.pmf(np.arange(n + 1), n, special.ndtr(-true / 2))
     naive = float(np.sum((pmf[:, None] * pmf)[bound > claimed]))
     assert bound_power(method, claimed, true, n) == pytest.approx(naive, abs=4e-3)
-
-
-@pytest.mark.parametrize("method", POWER_METHODS)
-def test_a_simulation_agrees(method):
-    n, runs, rng = 300, 1500, np.random.default_rng(5)
-    scores_in, scores_out = 1.0 + rng.standard_normal((runs, n)), rng.standard_normal((runs, n))
-    fn, fp = (scores_in <= 0.5).sum(axis=1), (scores_out > 0.5).sum(axis=1)
-    share = float(np.mean(BOUNDS[method](ConfusionCounts(fn, n - fn, fp, n - fp), 0.05) > 0.8))
-    power = bound_power(method, 0.8, 1.0, n)
-    assert 0.05 < power < 0.99
-    assert share == pytest.approx(power, abs=4 * np.sqrt(power * (1 - power) / runs))
-
-
-@pytest.mark.parametrize("n", [50, 1000, 20_000])
-def test_a_true_claim_is_refuted_as_rarely_as_the_level_says(n):
-    assert bound_power("fdp_pooled_cp", 0.7, 0.7, n) <= 0.05 + 1e-3
-    assert bound_power("fdp_cp", 0.7, 0.7, n) <= 0.05
-
-
-def test_a_worse_violation_and_a_larger_level_never_lower_the_power():
-    for method in POWER_METHODS:
-        powers = [bound_power(method, 0.3, mu, 400) for mu in (0.3, 0.5, 0.8, 1.5)]
-        assert powers == sorted(powers)
-        assert powers[-1] > 0.99
-        levels = [bound_power(method, 0.3, 0.5, 400, level) for level in (0.001, 0.05, 0.2)]
-        assert levels == sorted(levels)
 
 
 @pytest.mark.parametrize("method", POWER_METHODS)
@@ -165,13 +138,9 @@ def test_further_guesses_refute_at_the_present_rate_and_not_before():
 test_bad_arguments_are_refused = refusals(
     (lambda: bound_power("fdp", 1.0, 2.0, 10), "method='fdp' must be one of"),
     (lambda: bound_power("fdp_cp", 0.0, 2.0, 10), "mu_claimed=0.0 must be a finite number > 0"),
-    (lambda: bound_power("fdp_cp", 1.0, np.inf, 10), "mu_true=inf must be a finite number > 0"),
     (lambda: bound_power("fdp_cp", 1.0, 2.0, 0), "n=0 must be a whole number >= 1"),
-    (lambda: bound_power("fdp_cp", 1.0, 2.0, 10, 0.0), r"significance=0.0 must be in \(0, 1\)"),
     (lambda: bound_power("fdp_pooled_cp", 1.0, 2.0, 10, 0.3), r"=0.3 must be in \(0, 1/4\]"),
     (lambda: flawless_guesses(0.6, 0.05), "rate=0.6 must be at most 0.5"),
-    (lambda: flawless_guesses(0.0, 0.05), r"rate=0.0 must be in \(0, 1\)"),
-    (lambda: flawless_guesses_at_end(0.2, 0.0), "significance=0.0"),
     (lambda: further_guesses(3, 2, 0.2, 0.05), "errors"),
     (lambda: steps_needed(lambda _: 1.0, target=1.0), "^target="),
 )
@@ -206,8 +175,7 @@ def error_of(power: float) -> float:
 @pytest.mark.parametrize(
     ("k", "steps", "ratio", "data", "significance"),
     [
-        *((8, 100, 0.8255, data, SHARE) for data in (0.0, 0.02, 0.05, 0.1, 0.2)),
-        (8, 40, 0.8, 0.0, SHARE),
+        *((8, 100, 0.8255, data, SHARE) for data in (0.0, 0.05, 0.2)),
         (8, 3, 0.5, 0.0, SHARE),
         (1, 300, 0.8, 0.0, 0.005),
         (64, 10, 0.8, 0.0, SHARE),
@@ -222,13 +190,11 @@ def test_noise_power_is_that_of_the_audits_own_code(k, steps, ratio, data, signi
 
 @pytest.mark.parametrize(
     ("data", "reference", "tolerance", "ours"),
+    # By a simulation of the design phase, with its error, the last two read off to one digit; and
+    # the digits of ours.
     [
-        # Reference: a simulation of the design phase, with its error; ours: these digits exactly.
-        (0.0, 0.995, 0.01, 0.9940947954859457),
-        (0.02, 0.972, 0.01, 0.9724351524448448),
-        (0.05, 0.875, 0.03, 0.8553508861435941),
-        # Read off to one digit there, and of a data term of another law.
-        (0.1, 0.3, 0.1, 0.39320020531914385),
+        *((0.0, 0.995, 0.01, 0.9940947954859457), (0.02, 0.972, 0.01, 0.9724351524448448)),
+        *((0.05, 0.875, 0.03, 0.8553508861435941), (0.1, 0.3, 0.1, 0.39320020531914385)),
         (0.2, 0.0, 0.03, 0.004388837739743602),
     ],
 )
@@ -240,14 +206,8 @@ def test_noise_power_agrees_with_the_reference_numbers(data, reference, toleranc
 
 # The last ones: few steps of a large signal, where the centre and the scale still come up.
 SENSITIVITY = [
-    (8, 187, 2.0, 3.0),
-    (8, 150, 2.0, 3.0),
-    (8, 354, 1.25, 1.0),
-    (4, 400, 1.5, 1.5),
-    (8, 28, 2.0, 1.0),
-    (8, 20, 2.0, 1.0),
-    (1, 150, 2.0, 1.0),
-    (8, 12, 2.0, 0.5),
+    *((8, 187, 2.0, 3.0), (8, 150, 2.0, 3.0), (8, 354, 1.25, 1.0), (4, 400, 1.5, 1.5)),
+    *((8, 28, 2.0, 1.0), (8, 20, 2.0, 1.0), (1, 150, 2.0, 1.0), (8, 12, 2.0, 0.5)),
     (8, 3, 11.0, 1.0),
 ]
 
@@ -276,39 +236,11 @@ def test_steps_for_a_shift_stay_within_a_quarter_of_the_t_tests(shift, sigma, ou
     assert ours == pytest.approx(t_test, rel=0.25)
 
 
-@pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0])
-def test_steps_said_to_be_needed_are_enough(sigma):
-    steps = shift_steps(2.0, sigma)
-    assert simulated_sensitivity_power(8, steps, 2.0, sigma) >= 0.95 - 3 * error_of(0.95)
-
-
 def test_steps_said_to_be_needed_for_small_noise_are_enough_and_not_too_many():
     steps = steps_needed(lambda n: noise_power(8, n, 0.8, 0.0, SHARE))
     assert steps == 61
     assert simulated_noise_power(8, steps, 0.8, 0.0, SHARE) >= 0.95 - 3 * error_of(0.95)
     assert noise_power(8, steps - 1, 0.8, 0.0, SHARE) < 0.95
-
-
-@given(
-    st.tuples(st.integers(1, 64), st.integers(1, 400)),
-    st.floats(0.2, 0.95),
-    st.floats(0.0, 0.5),
-    st.sampled_from([1e-4, 5e-3, 0.05]),
-)
-def test_noise_power_falls_with_data_and_noise_and_rises_with_the_level(n, ratio, data, level):
-    power = noise_power(*n, ratio, data, level)
-    assert 0 <= power <= 1
-    assert noise_power(*n, ratio, data + 0.1, level) <= power + 1e-12
-    assert noise_power(*n, min(ratio + 0.04, 0.99), data, level) <= power + 1e-12
-    assert noise_power(*n, ratio, data, level * 2) >= power - 1e-12
-
-
-@given(st.integers(1, 32), st.integers(1, 400), st.floats(1.05, 20), st.floats(0.2, 10))
-def test_sensitivity_power_is_a_probability_and_falls_with_the_noise(k, steps, shift, std):
-    power = sensitivity_power(k, steps, shift, std)
-    assert 0 <= power <= 1
-    if power > 0.05:
-        assert sensitivity_power(k, steps, shift, 1.5 * std) <= power + 0.02
 
 
 def test_noise_that_data_hide_is_never_flagged_by_more_steps():
@@ -333,33 +265,12 @@ def test_steps_needed_end_at_the_limit_where_no_number_is_enough():
 
 
 test_an_argument_out_of_range_is_named = refusals(
-    *(
-        (partial(function, **{**good, name: value}), rf"^{name}={value!r} must be")
-        for function, good, values in (
-            (
-                noise_power,
-                {"coordinates": 8, "steps": 10, "noise_ratio": 0.8},
-                {
-                    "coordinates": (0, 2.5),
-                    "steps": (-3,),
-                    "noise_ratio": (1.0, 0.0),
-                    "data_variance": (-0.1, math.nan),
-                    "significance": (0.0,),
-                },
-            ),
-            (
-                sensitivity_power,
-                {"canaries": 8, "steps": 10, "shift": 2.0, "residual_std": 1.0},
-                {
-                    "canaries": (0,),
-                    "steps": (True,),
-                    "residual_std": (0.0, math.inf),
-                    "significance": (1.0,),
-                    "shift": (1.0, 0.5, math.nan, math.inf),
-                },
-            ),
-        )
-        for name, wrong in values.items()
-        for value in wrong
-    )
+    (lambda: noise_power(0, 10, 0.8), "^coordinates=0 must be"),
+    (lambda: noise_power(8, -3, 0.8), "^steps=-3 must be"),
+    (lambda: noise_power(8, 10, 1.0), r"^noise_ratio=1\.0 must be"),
+    (lambda: noise_power(8, 10, 0.8, -0.1), r"^data_variance=-0\.1 must be"),
+    (lambda: sensitivity_power(0, 10, 2.0, 1.0), "^canaries=0 must be"),
+    (lambda: sensitivity_power(8, True, 2.0, 1.0), "^steps=True must be"),
+    (lambda: sensitivity_power(8, 10, 1.0, 1.0), r"^shift=1\.0 must be"),
+    (lambda: sensitivity_power(8, 10, 2.0, 0.0), r"^residual_std=0\.0 must be"),
 )
