@@ -106,6 +106,7 @@ def test_json_that_is_sound_is_read_from_text_bytes_and_path(tmp_path):
     ids=["lists", "fields", "bytes", "objects"],
 )
 @pytest.mark.heavy
+@pytest.mark.heavy_one_in(4)
 def test_json_that_would_fill_the_memory_is_refused(command, tmp_path, text):
     (tmp_path / "c.json").write_text(text)
     for name in ("mcmc", "check"):
@@ -375,6 +376,7 @@ def test_the_commit_is_the_one_that_is_checked_out(repository):
     assert reading.commit_of(file) == commit
 
 
+@pytest.mark.nightly
 def test_a_worktree_has_its_own(repository, tmp_path):
     git(repository, "worktree", "add", "-q", "-b", "other", str(tmp_path / "tree"))
     tree = tmp_path / "tree"

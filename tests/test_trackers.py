@@ -44,6 +44,7 @@ def test_each_tracker_has_the_metrics_the_figure_and_the_report_once(case):
     assert set(_EPSILONS) < set(found["rows"][0].split(","))
 
 
+@pytest.mark.nightly
 def test_without_them_a_training_imports_no_tracker_and_draws_nothing(case):
     assert case("unused") == []
 

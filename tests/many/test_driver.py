@@ -43,12 +43,6 @@ class Threads:
         return future
 
 
-def test_each_training_is_stored_once_in_the_order_of_the_plan(tmp_path):
-    rows = drive(quick, tmp_path, 12)
-    assert [row.number for row in rows] == list(range(12))
-    assert all(row.scores is not None for row in rows)
-
-
 def test_a_run_continues_after_a_part_of_the_plan_and_stores_the_same(tmp_path):
     whole = drive(quick, tmp_path / "whole", 12)
     seen = []
