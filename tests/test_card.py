@@ -85,7 +85,8 @@ FACTS = {"harm": "low", "unprotected": "the accuracy"}
 
 
 def card_of(name: str) -> str:
-    text = cards.as_markdown(REPORTS[name](), FACTS, "digits")
+    report = dataclasses.replace(REPORTS[name](), created="", environment={})
+    text = cards.as_markdown(report, FACTS, "digits")
     return re.sub("[0-9a-f]{64}", "...", text).replace(f"lightning-audit {__version__}", "...")
 
 

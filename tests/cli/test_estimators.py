@@ -466,7 +466,7 @@ def test_wrong_arguments_of_a_bound_name_themselves(scores, refused, method, opt
         ("mcmc none.json", "it must be a JSON object"),
         ("mcmc list.json", "it must be a JSON object"),
         ("epsilon-star one.csv", "losses_population=[] must hold at least one loss"),
-        ("epsilon-star test.csv", "line 3 has side='test'; it must be"),
+        ("epsilon-star test.csv", "line 3 has side='test'"),
         ("epsilon-star low.csv", "line 2 has loss='low', which is not a number"),
         ("epsilon-star split.csv", "its columns are ['split', 'loss']"),
     ],

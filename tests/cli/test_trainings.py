@@ -153,17 +153,6 @@ def test_the_exit_code_is_that_of_the_verdict(config, cli, changes, code):
     assert ("VIOLATION" in said.out) == (code == 1)
 
 
-def test_the_same_command_continues_and_a_longer_plan_adds_to_it(config, tmp_path, cli):
-    hidden = ("audit-training", config, "--train", "own_training.hides", "--trainings")
-    assert cli(*hidden, 20).code == 2
-    said = cli(*hidden, 30)
-    assert said.code == 2
-    assert "30 trainings neither refute the claim" in said.out
-    said = cli("status", tmp_path / "store")
-    assert said.code == 0
-    assert "30 of 30 planned have ended: 30 done" in said.out
-
-
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

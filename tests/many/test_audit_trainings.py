@@ -178,14 +178,6 @@ def test_many_canaries_of_each_training_are_audited(tmp_path):
     assert main(["check", str(tmp_path)]) == 1
 
 
-def test_a_pair_of_data_sets_of_the_user(tmp_path):
-    def train(data, seed):
-        return float(np.random.default_rng(seed).normal(5 * data))
-
-    audit = audited(train, 80, tmp_path, data=Neighbors(0.0, 1.0))
-    assert audit.verdict.outcome == "VIOLATION"
-
-
 def test_a_training_that_ignores_its_seed_is_noted(tmp_path):
     audited(lambda data, seed: float(len(data[0])), 40, tmp_path)
     notes = AuditReport.load(tmp_path / "report.json").notes
