@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from xml.etree import ElementTree
@@ -24,7 +23,6 @@ PLUGIN = "lightning_audit.pytest_plugin"
 _INSTALLED = any(point.value == PLUGIN for point in entry_points(group="pytest11"))
 #: Arguments by which pytest loads the plugin; of a checkout that is not installed, by its module.
 WITH_PLUGIN = () if _INSTALLED else ("-p", PLUGIN)
-WITHOUT_PLUGIN = ("-p", "no:lightning_audit") if _INSTALLED else ()
 #: What the tests of an inner session import: trainings, and reports without one.
 HEADER = """
 import pytest
@@ -94,7 +92,6 @@ def test_folders_of_different_tests_differ_and_show_the_tests_name():
 # --- The pytest plugin on real tests, of real trainings and of reports made without one.
 
 PAGE = DOCS / "pytest.md"
-Session = Callable[..., pytest.RunResult]
 
 
 @pytest.fixture

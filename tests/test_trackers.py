@@ -1,6 +1,5 @@
 """Trackers that are real, each read back from its files, in an environment of their own."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ from environments import printed_by
 pytestmark = pytest.mark.heavy
 
 _EPSILONS = ("audit/epsilon_lower", "audit/epsilon_spent", "audit/observations", "audit/violated")
-Case = Callable[[str], Any]
 
 
 @pytest.fixture

@@ -80,11 +80,7 @@ def test_a_remark_makes_an_outcome_worse_and_never_better(verdict, remark, expec
     assert ("a sentence" in one.reasons) == (remark == expected)
 
 
-def test_reasons_are_the_root_the_missing_and_the_remarks_and_a_pass_has_none():
-    assert checked(violated()).reasons == ["Too little noise is added (noise)"]
-    assert checked(made_report("INCONCLUSIVE")).reasons == ["the canary was taken out"]
-    assert unreadable().reasons == ["the report is not complete JSON"]
-    assert checked(made_report()).reasons == []
+def test_without_a_fault_the_reason_is_the_summary():
     report = violated()
     verdict = dataclasses.replace(report.verdict, faults=(), fault="", summary="noise: seen")
     assert checked(dataclasses.replace(report, verdict=verdict)).reasons == ["noise: seen"]

@@ -38,39 +38,30 @@ import sys
 import time
 import numpy as np
 
-
 def shows(dataset, seed):
     return float(np.random.default_rng(seed).normal(len(dataset[0]), 0.1))
-
 
 def hides(dataset, seed):
     return float(np.random.default_rng(seed).normal())
 
-
 def strong(dataset, seed):
     return float(np.random.default_rng(seed).normal(len(dataset[0])))
-
 
 def slow(dataset, seed):
     time.sleep(0.2)
     return hides(dataset, seed)
 
-
 def nothing(dataset, seed):
     return None
-
 
 def leaves(dataset, seed):
     return sys.exit(0) if seed % 3 == 0 else hides(dataset, seed)
 
-
 def ends_with_0(dataset, seed):
     os._exit(0)
 
-
 def ends_with_1(dataset, seed):
     os._exit(1)
-
 
 class Leaves:
     def __len__(self):
@@ -78,7 +69,6 @@ class Leaves:
 
     def __getitem__(self, index):
         sys.exit(0)
-
 
 def records():
     return np.eye(4, dtype=np.float32), np.arange(4)
@@ -278,47 +268,36 @@ import torch
 from lightning_audit import PrivacyAudit
 from lightning_audit.testing.faulty import HalfNoise
 
-
 def trainer(*callbacks):
     return pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, callbacks=list(callbacks))
-
 
 def build():
     return trainer(), PrivateModule()
 
-
 def build_anywhere():
     return pl.Trainer(max_epochs=1, logger=False), PrivateModule()
-
 
 class Plain(PrivateModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.net.parameters(), lr=0.1)
 
-
 def half_noise_and_fixed_batches():
     return trainer(PrivacyAudit(seed=1)), PrivateModule(optimizer_class=HalfNoise, poisson=False)
-
 
 def ends_early():
     return trainer(PrivacyAudit(claimed_epsilon=0.9)), PrivateModule()
 
-
 def plain():
     return trainer(PrivacyAudit(seed=1)), Plain()
-
 
 def broken():
     raise OSError("no data here")
 
-
 def nothing():
     return trainer()
 
-
 def swapped():
     return PrivateModule(), trainer()
-
 
 def loop(kind=None, *more):
     from plain_loops import loss_of, made
@@ -332,18 +311,14 @@ def loop(kind=None, *more):
 
     return (*training.training, step, *more)
 
-
 def weak_loop():
     return loop(HalfNoise)
-
 
 def loop_over_its_claim():
     return loop(None, {"claimed_epsilon": 1.5, "epochs": 4})
 
-
 def half_an_epoch():
     return loop(None, {"epochs": 0.5})
-
 
 def no_step():
     return loop()[:3] + (None,)
@@ -716,30 +691,23 @@ OWN = """
 import numpy as np
 from torch import nn
 
-
 def train(dataset, seed):
     return float(seed)
-
 
 def score(model, record):
     return 1.0
 
-
 def dataset():
     return np.eye(4), np.arange(4)
-
 
 def records(count: int):
     return np.eye(count), np.arange(count)
 
-
 def fails():
     raise RuntimeError("no disk")
 
-
 def make_model() -> nn.Module:
     return nn.Linear(4, 4)
-
 
 values = np.eye(2), np.arange(2)
 """

@@ -369,7 +369,6 @@ def test_scores_keep_every_digit(tmp_path):
 
 
 # --- Whatever happens to the file of a store, it is refused in one sentence or read as it was.
-CANARIES = Plan(0, 60, 3)
 SENTENCE = re.compile(
     r"the store .* cannot be read \(.+\); restore trainings.sqlite from a copy, or give .*|"
     r".* has another layout than this release reads, 4; .*"

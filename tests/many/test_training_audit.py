@@ -217,7 +217,7 @@ def test_a_claim_of_epsilon_is_not_passed_by_gaussian_scores_and_says_what_to_cl
     assert "claim noise_multiplier, sample_rate and steps" in audit.verdict.pass_blockers[-1]
 
 
-@pytest.mark.parametrize("audits", staged(quick=[5], heavy=[40]))
+@pytest.mark.parametrize("audits", staged(quick=[5], nightly=[40]))
 def test_a_correct_training_with_a_good_canary_passes_at_500(audits):
     # By simulation: the attack sees mu 1.59 of 1.67; at 300 trainings 96 of 100 pass.
     found = [audited(mu=1.59, n=500, promise=promise_of(STEPS8), seed=s) for s in range(audits)]
