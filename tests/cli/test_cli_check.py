@@ -6,7 +6,7 @@ import dataclasses
 import json
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +80,17 @@ def code_of(text: str) -> int:
 
 # --- Reports as they are written, and as they are edited.
 
-QUICK = ("correct", "claimed", "two optimizers", "broken off", "half noise")
+#: Trainings that are read back and edited for each change; the others are in the nightly run.
+EDITED = ("correct", "half noise")
 
 
-@pytest.mark.parametrize("name", staged(QUICK, [name for name in TRAININGS if name not in QUICK]))
-@pytest.mark.heavy_one_in(4)
-@pytest.mark.one_in(3)
+def others(*, than: Iterable[str], among: Iterable[str]) -> list[str]:
+    return [name for name in among if name not in than]
+
+
+@pytest.mark.parametrize(
+    "name", staged((*EDITED, "claimed"), nightly=others(than=(*EDITED, "claimed"), among=TRAININGS))
+)
 def test_what_a_training_wrote_has_the_exit_code_of_its_verdict(name, trained, gate):
     text = trained(name)
     assert gate(text) == (EXIT_CODES[OUTCOMES[name]], "")
@@ -243,9 +248,6 @@ def is_rested_on(path: Place) -> bool:
     return any(place.startswith(p) if p.endswith(".") else place == p for p in RESTS_ON)
 
 
-EDITED = ("correct", "half noise", "broken off")
-
-
 def judge(report: Report, passes: bool, edit: tuple[str, Place, Callable[[], str]]) -> None:
     """An edit makes no pass of what is none, and a pass outlives none of what it rests on."""
     what, path, make = edit
@@ -260,8 +262,7 @@ def judge(report: Report, passes: bool, edit: tuple[str, Place, Callable[[], str
         assert not REGISTRY[check].always, check
 
 
-@pytest.mark.parametrize("name", staged(EDITED, [name for name in OUTCOMES if name not in EDITED]))
-@pytest.mark.heavy_one_in(6)
+@pytest.mark.parametrize("name", staged(EDITED, nightly=others(than=EDITED, among=OUTCOMES)))
 def test_no_single_edit_makes_a_pass_of_what_is_none_nor_outlives_what_a_pass_rests_on(
     name, trained
 ):

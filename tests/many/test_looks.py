@@ -397,7 +397,7 @@ def scaled_by_past_heads(rng: Rng, coins: np.ndarray) -> np.ndarray:
     return gaussian(1.0)(rng, coins) * 1.1**heads
 
 
-@pytest.mark.heavy_one_in(5)
+@pytest.mark.heavy_one_in(10)
 @pytest.mark.parametrize("name", [*ADVERSARIES, "first of 1e4", "scales"])
 @pytest.mark.parametrize("runs", staged(quick=[15], heavy=[60], nightly=[1000]))
 def test_the_bound_of_scores_seldom_exceeds_the_true_mu(name, runs):
