@@ -14,7 +14,7 @@ def peers():
         yield load("peers")
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_quantiles_are_right_to_1e_9(peers):
     cases = peers.cases()
     errors = {name: peers.our_quantile(cases[name])["error"] for name in QUICK}
@@ -27,7 +27,7 @@ def test_the_pruned_maximum_is_the_maximum_of_every_quantile(peers):
     assert found["maximum is that of every quantile"]
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_without_environments_our_half_runs_and_the_result_says_so(peers, monkeypatch, tmp_path):
     monkeypatch.setattr(peers, "ENVIRONMENTS", tmp_path / "environments")
     monkeypatch.setattr(peers.sys, "executable", str(tmp_path / "no-python"))

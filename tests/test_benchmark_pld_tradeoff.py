@@ -44,7 +44,7 @@ def test_subsampled_step_is_met_from_the_safe_side():
 
 @pytest.mark.parametrize(
     ("grid", "beta"),
-    [(1e-3, 0.8866), (1e-4, 0.8905), pytest.param(3e-5, 0.8905, marks=pytest.mark.heavy)],
+    [(1e-3, 0.8866), (1e-4, 0.8905), pytest.param(3e-5, 0.8905, marks=pytest.mark.nightly)],
 )
 def test_finer_grids_raise_the_curve_of_many_steps_to_its_limit(grid, beta):
     f = tradeoff_from_pld(step(1.0, 0.001, grid).self_compose(100_000))
@@ -81,8 +81,3 @@ def test_infinite_loss_is_kept():
     f = tradeoff_from_pld(loss)
     assert f(0.0) == pytest.approx(0.9)
     assert f.epsilon_at(0.05) == np.inf
-
-
-def test_an_optimistic_estimate_is_refused():
-    with pytest.raises(ValueError, match="pessimistic_estimate=False must be True"):
-        tradeoff_from_pld(step(1.0, 0.5, 1e-2, pessimistic_estimate=False))

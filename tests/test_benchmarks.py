@@ -33,27 +33,14 @@ def test_too_small_a_noise_is_flagged_in_nearly_all_trainings(
         assert sum(s is not None and s <= limit for s in steps) >= least
 
 
-@pytest.mark.parametrize(
-    "part",
-    staged(heavy=[range(6)], nightly=[range(6, 40)]),
-    ids=lambda part: f"{part.start} to {part.stop}",
-)
-def test_no_correct_training_alarms(load, part):
-    """The first of the 200 trainings of `make bench`."""
-    healthy = load("healthy")
-    healthy.quiet()
-    outcomes = [healthy.outcome(number, steps=40) for number in part]
-    assert [summary for outcome, summary, _ in outcomes if outcome == "VIOLATION"] == []
-    assert [name for *_, warned in outcomes for name in warned] == []
-
-
+@pytest.mark.nightly
 def test_noise_that_goes_wrong_after_thousands_of_steps_is_flagged(load):
     late = load("late_faults")
     assert all(late.steps_to_flag(8000, 0.0, seed) == 1 for seed in range(3))
     assert all(late.steps_to_flag(8000, 0.8, seed) <= 60 for seed in range(3))
 
 
-@pytest.mark.parametrize("width", staged(heavy=[64], nightly=[304]))
+@pytest.mark.parametrize("width", staged(nightly=[64, 304]))
 def test_a_million_parameters_are_audited(load, width):
     results = load("transformer").run(width)
     assert results["parameters"] >= 1_000_000 or width < 304
@@ -61,7 +48,7 @@ def test_a_million_parameters_are_audited(load, width):
     assert results["half noise"].startswith("VIOLATION: noise scale too small")
 
 
-@pytest.mark.parametrize("seeds", staged(heavy=[1], nightly=[3]))
+@pytest.mark.parametrize("seeds", staged(nightly=[1, 3]))
 def test_the_audited_model_is_the_unaudited_one(load, seeds):
     drift = load("drift")
     results = drift.run(seeds, nets={"smooth net": drift.NETS["smooth net"]})
@@ -69,6 +56,7 @@ def test_the_audited_model_is_the_unaudited_one(load, seeds):
     assert results[f"smooth net, Adam, audited: largest of {seeds}"] <= 1e-6
 
 
+@pytest.mark.nightly
 def test_black_box_audits_need_about_as_many_outputs_as_stated(load):
     black_box = load("black_box")
     for name in black_box.MECHANISMS:
@@ -90,6 +78,7 @@ def test_no_law_is_read_above_its_epsilon(load, laws):
     assert (kept > 0.5 * leakage.KEPT.epsilon).all()
 
 
+@pytest.mark.nightly
 def test_the_first_name_of_a_fault_is_the_registrys(load):
     names = load("names")
     names.quiet()
@@ -109,7 +98,6 @@ def test_another_name_and_none_are_counted_as_wrong(load):
     assert names.cells(one)[2:] == ("1 of 3", "1, 2, 60", "`no_noise`, `nothing found`")
 
 
-@pytest.mark.heavy
 def test_a_step_runs_through_few_files_of_the_package(load):
     crossings = load("step_crossings").run()
     assert 0 < crossings["files, mean"] <= 26

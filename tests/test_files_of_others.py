@@ -91,11 +91,9 @@ class Run:
         settings(max_examples=self.inputs, suppress_health_check=checks)(given(strategy)(one))()
 
 
-@pytest.fixture(
-    params=staged(quick=[0.05], heavy=[0.3], nightly=[1.0]), ids=["few", "some", "many"]
-)
+@pytest.fixture(params=staged(quick=[0.05], nightly=[1.0]), ids=["few", "many"])
 def share(request):
-    """Share of the 2,000 inputs of the second stage."""
+    """Share of the 2,000 inputs of the nightly run."""
     return request.param
 
 
@@ -127,16 +125,6 @@ def vectors(data: bytes, *names: str) -> bool:
     return all(a.ndim == 1 and a.size and np.isfinite(a.astype(float)).all() for a in arrays)
 
 
-def test_an_archive_of_scores_gives_a_bound_only_if_it_is_one(command, tmp_path, share):
-    path = tmp_path / "s.npz"
-    wrong = dict.fromkeys(SCORES, NO_SCORES)
-    Run(command, path, round(500 * share)).each(
-        files.archives(SCORES, wrong),
-        ["bound", str(path), "--method", "eps_cp", "--delta", "1e-5"],
-        lambda data: vectors(data, *SCORES),
-    )
-
-
 def observed(data: bytes) -> bool:
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         canaries, coins, readings = (file[n] for n in ("canaries", "coins", "readings"))
@@ -144,105 +132,91 @@ def observed(data: bytes) -> bool:
     return fits and set(coins.ravel().tolist()) <= {0, 1} and set(canaries.tolist()) <= {0, 1, 2, 3}
 
 
-def test_an_archive_of_observations_gives_a_bound_only_if_it_is_one(command, tmp_path, share):
-    path = tmp_path / "o.npz"
-    Run(command, path, round(500 * share)).each(
-        files.archives(OBSERVATIONS, NO_OBSERVATIONS),
-        ["bound", str(path), "--method", "one_run", "--delta", "1e-5"],
-        observed,
-    )
-
-
-def test_an_archive_of_losses_gives_epsilon_star_only_if_it_is_one(command, tmp_path, share):
-    path = tmp_path / "l.npz"
-    wrong = {name: [np.array([1.0, np.nan]), *NO_SCORES[2:]] for name in LOSSES}
-    Run(command, path, round(200 * share)).each(
-        files.archives(LOSSES, wrong),
-        ["epsilon-star", str(path), "--delta", "1e-3", "--permutations", "3"],
-        lambda data: bool(np.load(io.BytesIO(data))["losses_train"].size),
-    )
-
-
-def table(data: bytes, sides: dict[str, str], number: str, side: str) -> bool:
+def table(data: bytes, number: str, side: str) -> bool:
     """Whether every line of a table has a number and one of the sides."""
+    sides = ("1", "0", "1.0", "0.0", "true", "false", "train", "population", "01", "00")
     rows = csv.DictReader(io.StringIO(data.decode("utf-8-sig").replace("#", "\n#")))
     kept = [row for row in rows if not str(row[rows.fieldnames[0]]).startswith("#")]
     return all(str(row[side]).strip().lower() in sides and row[number] for row in kept)
 
 
-@pytest.mark.parametrize(
-    ("columns", "rows", "arguments"),
-    [
-        ("score,in", ["1.5,1", "0.5,0"] * 9, ["bound", "--method=eps_cp", "--delta=1e-5"]),
-        (
-            "loss,side",
-            ["1.5,train", "0.5,population"] * 9,
-            ["epsilon-star", "--delta=1e-3", "--permutations=3"],
-        ),
-    ],
-)
-def test_a_table_gives_a_number_only_if_every_line_is_one(
-    command, tmp_path, share, columns, rows, arguments
+def counted(data: bytes) -> bool:
+    held = json.loads(data)
+    names = ("false_negatives", "n_in", "false_positives", "n_out")
+    return all(isinstance(held[name], list | int) for name in names) and 0 <= held["delta"] < 1
+
+
+def free(at: tuple[Any, ...]) -> bool:
+    """Whether a report may have anything here."""
+    return bool({"evidence", "settings"} & set(at))
+
+
+CP, STAR = ["bound", "--method=eps_cp", "--delta=1e-5"], ["epsilon-star", "--delta=1e-3"]
+NO_LOSSES = [np.array([1.0, np.nan]), *NO_SCORES[2:]]
+#: Of each file the inputs of the nightly run, the mutants, the command, and what is right.
+READ = {
+    "scores.npz": (
+        *(500, lambda: files.archives(SCORES, dict.fromkeys(SCORES, NO_SCORES)), CP),
+        lambda data: vectors(data, *SCORES),
+    ),
+    "observations.npz": (
+        *(500, lambda: files.archives(OBSERVATIONS, NO_OBSERVATIONS)),
+        *(["bound", "--method=one_run", "--delta=1e-5"], observed),
+    ),
+    "losses.npz": (
+        *(200, lambda: files.archives(LOSSES, dict.fromkeys(LOSSES, NO_LOSSES))),
+        [*STAR, "--permutations=3"],
+        lambda data: bool(np.load(io.BytesIO(data))["losses_train"].size),
+    ),
+    "scores.csv": (
+        *(150, lambda: files.tables("score,in", ["1.5,1", "0.5,0"] * 9), CP),
+        lambda data: table(data, "score", "in"),
+    ),
+    "losses.csv": (
+        *(150, lambda: files.tables("loss,side", ["1.5,train", "0.5,population"] * 9)),
+        [*STAR, "--permutations=3"],
+        lambda data: table(data, "loss", "side"),
+    ),
+    "counts.json": (150, lambda: files.objects(COUNTS, lambda at: False), ["mcmc"], counted),
+    "report.json": (
+        *(300, lambda: files.objects(files.report(), free), ["check"]),
+        lambda data: json.loads(data)["verdict"]["outcome"] == "PASS",
+    ),
+}
+
+
+def archived(arrays: dict[str, Any]) -> bytes:
+    return files.archive({name: files.npy(array) for name, array in arrays.items()})
+
+
+#: Without these, commands that refuse everything would be right.
+RIGHT = {
+    **{"scores.npz": archived(SCORES), "losses.npz": archived(LOSSES)},
+    **{"observations.npz": archived(OBSERVATIONS), "scores.csv": b"score,in\n1.5,1\n0.5,0\n"},
+    "losses.csv": b"loss,side\n1.5,train\n0.5,population\n",
+    "counts.json": json.dumps(COUNTS).encode(),
+    "report.json": json.dumps(files.report()).encode(),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_file_gives_a_number_or_passes_only_if_it_is_one_of_its_kind(
+    command, tmp_path, share, name
 ):
-    path = tmp_path / "t.csv"
-    number, side = columns.split(",")
-    sides = ("1", "0", "1.0", "0.0", "true", "false", "train", "population", "01", "00")
-    Run(command, path, round(150 * share)).each(
-        files.tables(columns, rows),
-        [*arguments, str(path)],
-        lambda data: table(data, dict.fromkeys(sides), number, side),
-    )
-
-
-def test_a_report_passes_only_if_its_fields_are_what_they_are(command, tmp_path, share):
-    def free(at: tuple[Any, ...]) -> bool:
-        return bool({"evidence", "settings"} & set(at))
-
-    def passes(data: bytes) -> bool:
-        return json.loads(data)["verdict"]["outcome"] == "PASS"
-
-    path = tmp_path / "report.json"
-    Run(command, path, round(300 * share)).each(
-        files.objects(files.report(), free), ["check", str(path)], passes
-    )
-
-
-def test_counts_give_a_posterior_only_if_they_are_counts(command, tmp_path, share):
-    path = tmp_path / "counts.json"
-
-    def counted(data: bytes) -> bool:
-        held = json.loads(data)
-        names = ("false_negatives", "n_in", "false_positives", "n_out")
-        return all(isinstance(held[name], list | int) for name in names) and 0 <= held["delta"] < 1
-
-    Run(command, path, round(150 * share)).each(
-        files.objects(COUNTS, lambda at: False), ["mcmc", str(path)], counted
-    )
-
-
-def test_what_is_right_is_answered(command, tmp_path):
-    """Without this, the tests above would hold of a command that refuses everything."""
-    options_of(tmp_path)
-    np.savez(tmp_path / "o.npz", **OBSERVATIONS)
-    for arguments in (
-        ["bound", tmp_path / "s.npz", "--method=eps_cp", "--delta=1e-5"],
-        ["bound", tmp_path / "o.npz", "--method=one_run", "--delta=1e-5"],
-        ["epsilon-star", tmp_path / "l.npz", "--delta=1e-3", "--permutations=3"],
-        ["mcmc", tmp_path / "c.json"],
-        ["check", tmp_path],
-    ):
-        assert command(*arguments)["code"] == 0
+    inputs, mutants, arguments, right = READ[name]
+    path = tmp_path / name
+    path.write_bytes(RIGHT[name])
+    assert command(*arguments, path)["code"] == 0
+    Run(command, path, round(inputs * share)).each(mutants(), [*arguments, str(path)], right)
 
 
 def options_of(tmp_path: Path) -> st.SearchStrategy[list[str]]:
     """Each command with right files, and one option that is no number or at an end."""
-    (tmp_path / "s.npz").write_bytes(files.archive({n: files.npy(a) for n, a in SCORES.items()}))
-    (tmp_path / "l.npz").write_bytes(files.archive({n: files.npy(a) for n, a in LOSSES.items()}))
-    (tmp_path / "c.json").write_text(json.dumps(COUNTS))
-    (tmp_path / "report.json").write_text(json.dumps(files.report()))
-    bound = ["bound", str(tmp_path / "s.npz"), "--delta=1e-5"]
+    for name, data in RIGHT.items():
+        (tmp_path / name).write_bytes(data)
+    bound = ["bound", str(tmp_path / "scores.npz"), "--delta=1e-5"]
     power = ["power", "--claimed-epsilon=4", "--true-epsilon=6", "--delta=1e-5"]
-    star = ["epsilon-star", str(tmp_path / "l.npz"), "--delta=1e-3", "--permutations=3"]
+    star = ["epsilon-star", str(tmp_path / "losses.npz"), "--delta=1e-3", "--permutations=3"]
     given_to = [
         ([*bound, f"--method={method}", *more], "delta significance threshold guesses max-values")
         for method in (*BOUND_NAMES, *ONE_RUN_NAMES)
@@ -250,7 +224,7 @@ def options_of(tmp_path: Path) -> st.SearchStrategy[list[str]]:
     ]
     given_to += [
         (star, "delta clip components permutations seed max-values"),
-        (["mcmc", str(tmp_path / "c.json")], "delta cluster significance epsilon-variance"),
+        (["mcmc", str(tmp_path / "counts.json")], "delta cluster significance epsilon-variance"),
         (power, "claimed-epsilon true-epsilon delta target significance audit-significance"),
         (power, "canaries"),
         (["check", str(tmp_path)], "max-epsilon"),
@@ -267,6 +241,7 @@ def options_of(tmp_path: Path) -> st.SearchStrategy[list[str]]:
     return commands()
 
 
+@pytest.mark.nightly
 def test_an_option_that_is_no_number_or_at_an_end_gives_a_number_or_a_message(
     command, tmp_path, share
 ):

@@ -153,7 +153,7 @@ def run(folder: Path, *options: str) -> str:
     return (folder / "page.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_of_a_made_up_package_mutants_are_killed_and_survive(tmp_path):
     for file, text in {
         "made_up/__init__.py": "",

@@ -13,6 +13,7 @@ import pytest
 from english import PLACES
 from places import DOCS, REPOSITORY
 from shown_code import README, blocks, example, formed, run, text_of
+from stages import staged
 
 import lightning_audit
 from lightning_audit import AuditReport, PrivacyViolation
@@ -92,25 +93,20 @@ def test_two_lines_audit_a_plain_loop(plain_loop, tmp_path, monkeypatch):
     code, _ = blocks(README, "python")
     assert len([line for line in code.splitlines() if "lightning_audit" in line]) == 2
     monkeypatch.chdir(tmp_path)
-    seen = {}
-
-    def train(model, optimizer, loader):
-        seen["loop"] = model, optimizer, loader
-
-    names = dict.fromkeys(("model", "optimizer", "loader"))
+    seen = []
     monkeypatch.setattr(plain_loop, "EPOCHS", 6)
-    monkeypatch.setattr(plain_loop, "train", train)
-    plain_loop.main(["--report-dir", "other"])
-    names |= dict(zip(names, seen["loop"], strict=True))
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plain_loop, "EPOCHS", 6)
+    with monkeypatch.context() as patch:
+        patch.setattr(plain_loop, "train", lambda *loop: seen.extend(loop))
+        plain_loop.main(["--report-dir", "other"])
+    names = dict(zip(("model", "optimizer", "loader"), seen, strict=True))
     code = code.replace("claimed_epsilon", "seed=1, claimed_epsilon")
     run(code, {**names, "train": plain_loop.train})
     assert AuditReport.load(tmp_path / "audit" / "report.json").verdict.outcome == "PASS"
 
 
-@pytest.mark.parametrize(("arguments", "code"), [([], 0), (["--half-noise"], 1)])
+@pytest.mark.parametrize(
+    ("arguments", "code"), staged(quick=[(["--half-noise"], 1)], nightly=[([], 0)])
+)
 def test_the_example_of_a_plain_loop_ends_as_it_says(plain_loop, tmp_path, capsys, arguments, code):
     assert plain_loop.main([*arguments, "--report-dir", str(tmp_path)]) == code
     assert ("stopped after 1 steps" in capsys.readouterr().out) == bool(code)

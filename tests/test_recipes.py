@@ -43,6 +43,7 @@ def digits():
     yield from example("digits")
 
 
+@pytest.mark.nightly
 def test_the_bound_of_a_reports_observations_is_near_the_one_in_the_report(
     digits, tmp_path, monkeypatch, capsys
 ):
@@ -98,7 +99,7 @@ def test_the_line_for_hand_written_dp_sgd_lets_canaries_in(hand_written, tmp_pat
     assert not [c.name for c in report.checks if c.status == "violated"]
 
 
-@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("allowed", staged(quick=[True], nightly=[False]))
 def test_own_poisson_draws_of_a_plain_loop_pass_if_they_are_stated(
     hand_written, allowed, tmp_path, monkeypatch
 ):
@@ -116,7 +117,7 @@ def test_own_poisson_draws_of_a_plain_loop_pass_if_they_are_stated(
     )
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_a_release_that_is_shown_may_be_processed(hand_written, tmp_path, monkeypatch):
     stated, _, processed = blocks(HAND_WRITTEN, "python")
     monkeypatch.chdir(tmp_path)
@@ -126,6 +127,7 @@ def test_a_release_that_is_shown_may_be_processed(hand_written, tmp_path, monkey
     assert trained(kind, names, 120).report.verdict.outcome == "PASS"
 
 
+@pytest.mark.nightly
 def test_the_input_canary_audits_a_module_that_has_a_forward(digits, tmp_path, monkeypatch):
     (code,) = blocks(DOCS / "input-canaries.md", "python")
     monkeypatch.chdir(tmp_path)
@@ -133,7 +135,7 @@ def test_the_input_canary_audits_a_module_that_has_a_forward(digits, tmp_path, m
     assert trained(kind, run(code), 12).report.observations == 12
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_the_banded_noise_is_that_of_its_claim(digits, tmp_path, monkeypatch):
     (code,) = blocks(DOCS / "correlated-noise.md", "python")
     monkeypatch.chdir(tmp_path)
@@ -151,6 +153,7 @@ def test_the_banded_noise_is_that_of_its_claim(digits, tmp_path, monkeypatch):
     assert "the mechanism alone was judged" in report.verdict.summary
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "seen"), [("Resumable", "ok"), ("Classifier", "violated")])
 def test_the_lines_for_the_random_state_keep_a_resumed_training_from_a_violation(
     kind, seen, tmp_path, monkeypatch
@@ -171,6 +174,7 @@ def test_the_lines_for_the_random_state_keep_a_resumed_training_from_a_violation
     assert audit.report.steps == 64
 
 
+@pytest.mark.nightly
 def test_the_plain_loop_of_the_plan_states_its_planned_steps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trainer, loop = blocks(DOCS / "plan.md", "python")
@@ -185,6 +189,7 @@ def test_the_plain_loop_of_the_plan_states_its_planned_steps(tmp_path, monkeypat
     assert "are planned" not in str(plan(*names["build_loop"]()[:-1], **arguments))
 
 
+@pytest.mark.nightly
 def test_a_planted_fault_fails_the_training_by_name(digits, tmp_path, monkeypatch):
     (code,) = blocks(DOCS / "test-your-gate.md", "python")
     monkeypatch.chdir(tmp_path)
@@ -207,7 +212,7 @@ def test_the_number_of_faults_is_as_stated():
     assert len(FAULTS) == 101
 
 
-@pytest.mark.parametrize("name", staged(quick=["vmap"], heavy=["own optimizer", "one by one"]))
+@pytest.mark.parametrize("name", staged(nightly=["vmap", "own optimizer", "one by one"]))
 def test_the_hand_written_trainings_pass(hand_written, tmp_path, name):
     assert set(hand_written.RUNS) == {"vmap", "one by one", "own optimizer"}
     assert hand_written.train(name, tmp_path) == "PASS"
@@ -219,7 +224,7 @@ def test_every_bound_of_the_literature_is_named_with_its_kind():
     assert rows == [(name, method.interpretation) for name, method in METHODS.items()]
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_the_command_with_yaml_audits_a_training_and_passes(tmp_path):
     (command,) = (block.split() for block in blocks(DOCS / "lightning-cli.md", "console"))
     shutil.copytree(REPOSITORY / "examples", tmp_path / "examples")

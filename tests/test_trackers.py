@@ -1,6 +1,5 @@
 """Trackers that are real, each read back from its files, in an environment of their own."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ from environments import printed_by
 pytestmark = pytest.mark.heavy
 
 _EPSILONS = ("audit/epsilon_lower", "audit/epsilon_spent", "audit/observations", "audit/violated")
-Case = Callable[[str], Any]
 
 
 @pytest.fixture
@@ -44,6 +42,7 @@ def test_each_tracker_has_the_metrics_the_figure_and_the_report_once(case):
     assert set(_EPSILONS) < set(found["rows"][0].split(","))
 
 
+@pytest.mark.nightly
 def test_without_them_a_training_imports_no_tracker_and_draws_nothing(case):
     assert case("unused") == []
 

@@ -9,9 +9,6 @@ from typing import Any
 
 from chromium import browser_on_path
 
-#: Widths in pixels of a desk's screen and of a phone's.
-WIDTHS = (1280, 390)
-SCHEMES = ("light", "dark")
 _SIDEWAYS = """() => {
   const root = document.documentElement;
   const hidden = [root, document.body].filter(e => getComputedStyle(e).overflowX === 'hidden');

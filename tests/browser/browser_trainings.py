@@ -49,21 +49,10 @@ TRAININGS: dict[str, tuple[Callable[[], Any], dict[str, Any], dict[str, Any]]] =
     "half-noise": OF_THE_GATE["half noise"],
     "short": OF_THE_GATE["short"],
     "one-of-two": OF_THE_GATE["half noise in one of two"],
-    "above-the-claim": OF_THE_GATE["above the claim"],
     "allowed": OF_THE_GATE["allowed"],
     "shuffled": (NotPoisson, {"claim": _SHUFFLED}, {"max_epochs": 2}),
-    "replace-one": (
-        PrivateModule,
-        {"claim": PrivacyClaim(adjacency="replace_one")},
-        {"max_steps": 60},
-    ),
     "correlated": (Correlated, {"claim": _CORRELATED}, {"max_steps": 60}),
     "long-names": (LongNames, {}, {"max_steps": 20}),
-    "stopped": (
-        lambda: PrivateModule(optimizer_class=HalfNoise),
-        {"on_violation": "stop"},
-        {"max_steps": 60},
-    ),
 }
 
 

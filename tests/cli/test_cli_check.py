@@ -3,11 +3,10 @@ say what was found, what became worse, and what could not be read.
 """
 
 import dataclasses
-import itertools
 import json
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from lightning_audit.cli.check import (
     failed,
     regressions,
 )
-from lightning_audit.report.text import print_summary
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
 from lightning_audit.verdict.gate import contradictions
 
@@ -82,12 +80,17 @@ def code_of(text: str) -> int:
 
 # --- Reports as they are written, and as they are edited.
 
-QUICK = ("correct", "claimed", "two optimizers", "broken off", "half noise")
+#: Trainings that are read back and edited for each change; the others are in the nightly run.
+EDITED = ("correct", "half noise")
 
 
-@pytest.mark.parametrize("name", staged(QUICK, [name for name in TRAININGS if name not in QUICK]))
-@pytest.mark.heavy_one_in(4)
-@pytest.mark.one_in(3)
+def others(*, than: Iterable[str], among: Iterable[str]) -> list[str]:
+    return [name for name in among if name not in than]
+
+
+@pytest.mark.parametrize(
+    "name", staged((*EDITED, "claimed"), nightly=others(than=(*EDITED, "claimed"), among=TRAININGS))
+)
 def test_what_a_training_wrote_has_the_exit_code_of_its_verdict(name, trained, gate):
     text = trained(name)
     assert gate(text) == (EXIT_CODES[OUTCOMES[name]], "")
@@ -194,8 +197,6 @@ def test_an_inconclusive_report_is_not_edited_to_pass(trained, gate):
 #: Training, edit with a new digest, and the exit code without and with a budget of 50.
 ATTACKS: dict[str, tuple[str, Change, int, int]] = {
     "as it was": ("claimed", {}, 0, 0),
-    "verdict": ("half noise", {"verdict/outcome": "PASS"}, 2, 2),
-    "verdict and status": ("half noise", seems_to_pass(OK), 2, 2),
     # All but the e-value, which stays above its threshold.
     "and evidence": ("half noise", seems_to_pass({**OK, "evidence/violated_at_step": ...}), 2, 2),
     "share of a violated check": ("half noise", {"checks/noise/share": 1e-9}, 2, 2),
@@ -203,10 +204,7 @@ ATTACKS: dict[str, tuple[str, Change, int, int]] = {
     "e-value above the threshold": ("claimed", {"checks/noise/log_e_value": 30.0}, 2, 2),
     "evidence of a rule": ("claimed", {"checks/no_dp/evidence/plain_steps": 1}, 2, 2),
     "history alone": ("claimed", {"history/0/0": 3.0}, 0, 2),
-    "epsilon in one place": ("claimed", {"epsilon_spent": 0.5}, 2, 2),
     "epsilon in all places": ("claimed", dict.fromkeys(TWICE, 0.5), 0, 2),
-    "a check removed": ("claimed", {"checks/noise": ...}, 2, 2),
-    "a violated check removed": ("half noise", without_violated, 2, 2),
     "a check twice": ("claimed", lambda r: r["checks"].append(r["checks"][0]), 2, 2),
     "allow": ("half noise", {"settings/allow": ["noise"]}, 2, 2),
     "allow of what is not found": ("claimed", {"settings/allow": ["noise"]}, 0, 0),
@@ -250,9 +248,6 @@ def is_rested_on(path: Place) -> bool:
     return any(place.startswith(p) if p.endswith(".") else place == p for p in RESTS_ON)
 
 
-EDITED = ("correct", "half noise", "broken off")
-
-
 def judge(report: Report, passes: bool, edit: tuple[str, Place, Callable[[], str]]) -> None:
     """An edit makes no pass of what is none, and a pass outlives none of what it rests on."""
     what, path, make = edit
@@ -267,8 +262,7 @@ def judge(report: Report, passes: bool, edit: tuple[str, Place, Callable[[], str
         assert not REGISTRY[check].always, check
 
 
-@pytest.mark.parametrize("name", staged(EDITED, [name for name in OUTCOMES if name not in EDITED]))
-@pytest.mark.heavy_one_in(6)
+@pytest.mark.parametrize("name", staged(EDITED, nightly=others(than=EDITED, among=OUTCOMES)))
 def test_no_single_edit_makes_a_pass_of_what_is_none_nor_outlives_what_a_pass_rests_on(
     name, trained
 ):
@@ -289,7 +283,7 @@ def test_of_all_single_edits_none_does(name, trained):
         judge(report, OUTCOMES[name] == "PASS", edit)
 
 
-@pytest.mark.parametrize("name", ["correct", "half noise"])
+@pytest.mark.parametrize("name", staged(quick=["half noise"], nightly=["correct"]))
 def test_the_command_shows_what_an_edit_leaves_and_ends_with_its_code(name, trained, gate):
     tried = list(edits(json.loads(trained(name))))
     for _, path, make in random.Random(1).sample(tried, 60):
@@ -357,11 +351,8 @@ def test_what_is_no_report_is_told_in_words(edit, told, trained, gate):
     ("changes", "options", "code"),
     [
         ({}, (), 0),
-        ({"spent": 2.0}, (), 0),
         ({"spent": 3.2}, (), 1),
         ({"spent": 3.2}, ("--max-regression", "0.3"), 0),
-        ({"spent": 3.2}, ("--max-regression=0.1",), 1),
-        ({"proved": 1.6}, (), 1),
         ({"outcome": "INCONCLUSIVE", "spent": None}, (), 2),
         ({"outcome": "INCONCLUSIVE", "spent": None, "proved": 2.0}, (), 1),
     ],
@@ -402,9 +393,8 @@ def test_a_violation_comes_before_an_epsilon_that_is_within_the_limit(cli, saved
 
 def test_without_a_limit_the_claim_is_one_if_an_allowed_finding_exceeds_it(tmp_path, cli):
     torch.manual_seed(0)
-    audit = PrivacyAudit(
-        seed=1, on_violation="warn", allow=["sampling.not_poisson"], claimed_epsilon=3.0
-    )
+    allowed = {"allow": ["sampling.not_poisson"], "claimed_epsilon": 3.0}
+    audit = PrivacyAudit(seed=1, on_violation="warn", **allowed)
     trainer_for(tmp_path, audit, max_steps=60).fit(NotPoisson())
     assert audit.report.verdict.outcome == "PASS"
     assert audit.report.epsilon_spent > 3.0
@@ -475,8 +465,10 @@ UNREADABLE = {
 
 
 @pytest.mark.usefixtures("_no_step_summary")
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("told", UNREADABLE)
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [*((name, "a directory") for name in FORMATS), *(("text", told) for told in UNREADABLE)],
+)
 def test_a_baseline_that_cannot_be_read_never_passes(cli, saved, name, told):
     old, new = saved("old"), saved("new")
     UNREADABLE[told](old)
@@ -520,14 +512,6 @@ def test_options_that_do_not_go_together_are_refused(cli, saved):
 
 
 # --- `lightning-audit check` of several reports, in every format.
-
-
-@pytest.mark.parametrize("outcome", EXIT_CODES)
-def test_one_report_gets_its_summary(cli, saved, outcome, capsys):
-    path = saved("", outcome)
-    said = cli("check", path)
-    print_summary(AuditReport.load(path), path, blank=False)
-    assert said == (EXIT_CODES[outcome], capsys.readouterr().out, "")
 
 
 def test_reports_and_folders_are_shown_together_and_each_once(tmp_path, cli, saved):
@@ -590,15 +574,6 @@ def test_a_step_summary_that_cannot_be_written_ends_with_2(tmp_path, cli, saved,
     said = cli("check", saved("a"), "--format=github")
     assert said.code == 2
     assert "cannot write the step summary" in said.err
-
-
-def test_a_hundred_reports_are_a_line_each_and_the_worst_verdict_is_the_exit_code(
-    tmp_path, cli, saved
-):
-    for number, outcome in zip(range(100), itertools.cycle(EXIT_CODES), strict=False):
-        saved(f"{number}/audit", outcome)
-    said = cli("check", tmp_path)
-    assert (said.code, len(said.lines)) == (1, 102)
 
 
 # --- What became worse.
@@ -707,13 +682,6 @@ def test_every_check_of_a_report_is_shown_and_the_exit_code_is_no_verdict(cli, s
     assert {check.name for check in made_report(outcome).checks if not check.follows_from} <= rows
     assert said.lines[1].startswith(outcome)
     assert said.lines[-1] == f"Report: {path}"
-
-
-def test_a_folder_shows_each_of_its_trainings(tmp_path, cli, saved):
-    paths = [str(saved(name)) for name in ("a", "b")]
-    said = cli("show", tmp_path)
-    assert said.code == 0
-    assert [line.removeprefix("Report: ") for line in said.lines if "Report: " in line] == paths
 
 
 def test_what_cannot_be_read_is_named_after_the_others_with_exit_code_2(tmp_path, cli, saved):

@@ -1,8 +1,6 @@
 """`bound`, `epsilon-star`, `mcmc` and `power`: the library's own numbers, and what they mean."""
 
 import json
-import subprocess
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +38,6 @@ from lightning_audit.stats.one_run_bounds import ONE_RUN_NAMES, named_one_run_bo
 from lightning_audit.stats.power import bound_power, noise_power, sensitivity_power
 from lightning_audit.stats.thresholds import Fixed, Split, words_of
 from lightning_audit.stats.tradeoff import gaussian_mu
-
-COMMAND = Path(sysconfig.get_path("scripts")) / "lightning-audit"
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The installed command, in a process of its own."""
-    command = [str(COMMAND), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 @pytest.fixture
@@ -110,11 +100,6 @@ def test_scores_are_split_unless_a_threshold_is_given(scores, answer):
     assert (told["threshold"], told["epsilon_lower"]) == ("searched", expected.epsilon_lower)
 
 
-def test_the_help_lists_every_method(cli):
-    words = cli("bound", "--help").out.replace(",", " ").replace(";", " ").split()
-    assert {*BOUND_NAMES, *ONE_RUN_NAMES} <= set(words)
-
-
 @pytest.mark.parametrize("method", ONE_RUN_NAMES)
 def test_every_method_of_one_run_gives_the_librarys_own_number_and_what_it_assumes(
     scores, printed, answer, method
@@ -169,9 +154,9 @@ def test_the_way_to_choose_the_threshold_is_told_and_only_the_maximum_is_not_val
     assert rests_on_the_caller == (choice in ("0.75", "0,0.5,1"))
 
 
-def test_the_text_says_what_the_number_is(scores):
-    options = ["--method", "fdp_pooled_cp", "--delta", "1e-5", "--threshold", "0.75"]
-    text = run("bound", scores, *options).stdout
+def test_the_text_says_what_the_number_is(scores, printed):
+    options = ("--method", "fdp_pooled_cp", "--delta", "1e-5", "--threshold", "0.75")
+    text = printed("bound", scores, *options)
     mu = mu_pooled_clopper_pearson(ConfusionCounts.from_scores(INSIDE, OUTSIDE, 0.75), 0.05)
     assert f"(mu >= {mu:.6g})" in text
     assert "95 % confidence, 400 scores in, 300 out" in text
@@ -224,62 +209,6 @@ def test_readings_that_are_not_finite_are_counted(tmp_path, printed, answer):
     assert "1 readings were not finite and were left out" in printed("bound", path, *CP)
 
 
-@pytest.mark.parametrize(
-    ("method", "option", "message"),
-    [
-        ("fdp_bayes", "--threshold=dkw", "take Fixed, Grid or Split"),
-        ("eps_dp", "--sides=both", "method='eps_dp' must be one of ['eps_bayes'"),
-        ("fdp_t", "--threshold=split", "Split(fraction=0.5, seed=0) is not for"),
-        ("fdp_t", "--threshold=0.5", "is not for method='fdp_t'"),
-        ("one_run", "--threshold=0.5", "is not for method='one_run'"),
-        ("one_run", "--guesses=some", "guesses='some' must be a whole number"),
-        ("one_run", "--guesses=0", "guesses='0' must be a whole number >= 1"),
-        ("one_run", "--guesses=701", "guesses=701 must be at most the number of"),
-        ("eps_cp", "--guesses=10", "guesses=(10,) is not for method='eps_cp'"),
-        ("eps_cp", "--sides=in", "sides='in' is not for method='eps_cp'"),
-        ("white_box", "--guesses=10", "guesses=(10,) is not for method='white_b"),
-        ("eps_cp", "--threshold=best", "threshold='best' must be a number"),
-        ("eps_cp", "--delta=0", "delta=0.0 must be in (0, 1)"),
-        ("eps_cp", "--significance=2", "significance=2.0 must be in (0, 1)"),
-    ],
-)
-def test_wrong_arguments_of_a_bound_name_themselves(scores, refused, method, option, message):
-    assert message in refused("bound", scores, "--method", method, "--delta=1e-5", option)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"scores": np.ones(3)}, "it must hold the arrays scores_in and scores_out"),
-        ({"scores_in": np.ones((2, 2)), "scores_out": np.ones(2)}, "scores_in has dtype float64"),
-        ({"scores_in": np.array([1, np.nan]), "scores_out": np.ones(2)}, "first at index 1"),
-        ({"scores_in": np.ones(2), "scores_out": np.array(["a"])}, "scores_out has dtype"),
-        ({"scores_in": np.ones(2), "scores_out": np.ones(0)}, "holds no score without the canary"),
-        ({"scores_in": np.ones(0), "scores_out": np.ones(2)}, "holds no score with the canary"),
-        (
-            {"scores_in": np.array([object()]), "scores_out": np.ones(1)},
-            "scores_in holds Python objects, which are never loaded",
-        ),
-    ],
-)
-def test_files_without_scores_say_what_they_must_hold(tmp_path, refused, arrays, message):
-    np.savez(tmp_path / "s.npz", **arrays)
-    assert message in refused("bound", tmp_path / "s.npz", *CP)
-
-
-@pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut short"])
-def test_files_that_are_no_archive_are_refused(tmp_path, refused, content):
-    if content is not None:
-        (tmp_path / "s.npz").write_bytes(content)
-    assert "cannot read" in refused("bound", tmp_path / "s.npz", *CP)
-
-
-def test_a_single_array_is_refused_with_the_option_to_add(tmp_path, refused):
-    np.save(tmp_path / "s.npy", np.ones(3))
-    told = refused("bound", tmp_path / "s.npy", *CP)
-    assert "add --members FILE" in told
-
-
 def test_katz_takes_the_delta_that_it_bounds_epsilon_at(scores, answer):
     one, other = (answer("bound", scores, "--method", "katz", "--delta", d) for d in (0, 1e-5))
     assert one == other
@@ -320,7 +249,7 @@ def as_csv(path: Path, rows: list[tuple[object, object]], header: str = "side,lo
             (("--clip", 0.05), Empirical(clip=0.05)),
             (("--components", 1), Parametric(clip=0.001)),
         ],
-        heavy=[(("--components", 2, "--clip", 0.01), Parametric(clip=0.01, components=2))],
+        nightly=[(("--components", 2, "--clip", 0.01), Parametric(clip=0.01, components=2))],
     ),
 )
 def test_it_prints_the_librarys_own_numbers(npz, answer, options, method):
@@ -397,45 +326,6 @@ def test_a_fit_knows_no_limit_but_the_clip_and_infinity_is_written_as_json_can(
     assert answer("epsilon-star", npz, *options)[key] == value
 
 
-@pytest.mark.parametrize(
-    ("rows", "header", "message"),
-    [
-        ([("train", 1)], "side,loss", "losses_population=[] must hold at least one loss"),
-        ([("train", 1), ("test", 2)], "side,loss", "line 3 has side='test'; it must be"),
-        ([("train", "low")], "side,loss", "line 2 has loss='low', which is not a number; it must"),
-        ([("train", 1)], "split,loss", "its columns are ['split', 'loss']; it must be"),
-        ([("train", "nan"), ("population", 1)], "side,loss", "loss='nan', which is not a number;"),
-    ],
-)
-def test_wrong_tables_say_what_they_must_hold(tmp_path, refused, rows, header, message):
-    table = as_csv(tmp_path / "l.csv", rows, header)
-    told = refused("epsilon-star", table, "--delta", "0.1")
-    assert message in told.replace("); it must be", "; it must be")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--delta", "1"), "delta=1.0 must be in (0, 1)"),
-        (("--delta", "0.1", "--clip", "0.5"), "clip=0.5 must be in [0, 0.5)"),
-    ],
-)
-def test_wrong_arguments_of_epsilon_star_name_themselves(npz, refused, options, message):
-    assert message in refused("epsilon-star", npz, *options)
-
-
-def test_arrays_of_other_names_are_refused(tmp_path, refused):
-    np.savez(tmp_path / "s.npz", train=np.ones(3))
-    told = refused("epsilon-star", tmp_path / "s.npz", "--delta", "0.1")
-    assert "holds ['train']; it must be an .npz with" in told
-
-
-def test_the_installed_command_has_it(npz):
-    done = run("epsilon-star", npz, "--delta", "1e-3", "--permutations", "9")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("epsilon* ")
-
-
 # --- Posteriors of attack counts.
 
 ATTACKS = {"false_negatives": [25, 15, 6], "n_in": 100, "false_positives": [4, 6, 20]}
@@ -495,33 +385,6 @@ def test_the_text_says_what_the_numbers_are(counts, printed):
     assert "not a bound" in text
 
 
-@pytest.mark.parametrize(
-    ("changes", "options", "message"),
-    [
-        ({"delta": None}, (), "has no delta; add it, or pass --delta"),
-        ({"n_in": None}, (), "it must be a JSON object with the lists false_negatives"),
-        ({"notes": "x"}, (), "holds ['notes'], which are unknown"),
-        ({"n_in": 20}, (), "false_negatives=25 must be at most n_in=20"),
-        ({"false_positives": [0.1, 0.2, 0.3]}, (), "must hold whole numbers >= 0"),
-        ({"false_negatives": [1, 2]}, (), "false_negatives has shape (2,) and false_positives (3,"),
-        ({"false_positives": [10]}, (), "{'false_negatives': 3, 'false_positives': 1, 'n_out': 3}"),
-        ({"groups": [1, 2]}, (), "groups has shape (2,), must be (3,)"),
-        ({}, ("--delta", "1"), "delta=1.0 must be in (0, 1)"),
-        ({}, ("--cluster", "101"), "cluster=101 must be between 2 and"),
-        ({}, ("--significance", "0"), "significance=0.0 must be in (0, 1)"),
-    ],
-)
-def test_what_is_wrong_names_itself(counts, refused, changes, options, message):
-    assert message in refused("mcmc", counts(**changes), *options)
-
-
-@pytest.mark.parametrize("content", [None, "", "[1, 2]", "{"])
-def test_files_that_are_no_object_are_refused(tmp_path, refused, content):
-    if content is not None:
-        (tmp_path / "counts.json").write_text(content)
-    assert "it must be a JSON object" in refused("mcmc", tmp_path / "counts.json")
-
-
 # --- Power.
 
 CLAIM = ("--claimed-epsilon", "4", "--true-epsilon", "6", "--delta", "1e-5")
@@ -547,7 +410,7 @@ def test_each_number_of_steps_is_the_first_with_the_power(answer):
     assert (told["mu_claimed"], told["mu_true"]) == (CLAIMED, TRUE)
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_too_small_a_noise_shows_soonest_in_the_noise(answer):
     claim = ("--claimed-epsilon", "1.27", "--true-epsilon", "1.57", "--delta", "1e-5")
     needed = {test["name"]: test["observations"] for test in answer("power", *claim)["tests"]}
@@ -569,17 +432,75 @@ def test_the_text_names_the_tests_and_what_they_assume(printed):
     assert all(name in text for name in ("audit: noise.canary", "bound: fdp_bayes", "a data term"))
 
 
+# --- What cannot be used is named by itself; the library's own tests have the other values.
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("method", "option", "message"),
     [
-        (("--true-epsilon", "4"), "true_epsilon=4.0 must exceed claimed_epsilon=4.0"),
-        (("--claimed-epsilon", "0"), "claimed_epsilon=0.0 must be a finite number > 0"),
-        (("--delta", "0"), "delta=0.0 must be in (0, 1)"),
-        (("--target", "1"), "target=1.0 must be in (0, 1)"),
-        (("--canaries", "0"), "canaries=0 must be a whole number >= 1"),
-        (("--significance", "0.3"), "significance=0.3 must be in (0, 1/4]"),
-        (("--audit-significance", "0"), "significance=0.0 must be in (0, 1)"),
+        ("fdp_bayes", "--threshold=dkw", "take Fixed, Grid or Split"),
+        ("one_run", "--threshold=0.5", "is not for method='one_run'"),
+        ("one_run", "--guesses=some", "guesses='some' must be a whole number"),
+        ("one_run", "--guesses=0", "guesses='0' must be a whole number >= 1"),
+        ("eps_cp", "--guesses=10", "guesses=(10,) is not for method='eps_cp'"),
+        ("eps_cp", "--sides=in", "sides='in' is not for method='eps_cp'"),
+        ("eps_cp", "--threshold=best", "threshold='best' must be a number"),
+        ("eps_cp", "--significance=2", "significance=2.0 must be in (0, 1)"),
     ],
 )
-def test_wrong_arguments_of_power_name_themselves(refused, arguments, message):
-    assert message in refused("power", *CLAIM, *arguments)
+def test_wrong_arguments_of_a_bound_name_themselves(scores, refused, method, option, message):
+    assert message in refused("bound", scores, "--method", method, "--delta=1e-5", option)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("power --canaries=0", "canaries=0 must be a whole number >= 1"),
+        ("power --true-epsilon=4", "true_epsilon=4.0 must exceed claimed_epsilon=4.0"),
+        ("epsilon-star losses.npz --clip=0.5", "clip=0.5 must be in [0, 0.5)"),
+        ("epsilon-star scores.npz", "holds ['scores']; it must be an .npz with"),
+        ("bound scores.npz --method=eps_cp", "it must hold the arrays scores_in and scores_out"),
+        ("bound scores.npy --method=eps_cp", "add --members FILE"),
+        ("bound cut.npz --method=eps_cp", "cannot read"),
+        ("bound none.npz --method=eps_cp", "cannot read"),
+        ("mcmc none.json", "it must be a JSON object"),
+        ("mcmc list.json", "it must be a JSON object"),
+        ("epsilon-star one.csv", "losses_population=[] must hold at least one loss"),
+        ("epsilon-star test.csv", "line 3 has side='test'"),
+        ("epsilon-star low.csv", "line 2 has loss='low', which is not a number"),
+        ("epsilon-star split.csv", "its columns are ['split', 'loss']"),
+    ],
+)
+def test_wrong_files_and_arguments_name_themselves(
+    npz, tmp_path, monkeypatch, refused, command, message
+):
+    monkeypatch.chdir(tmp_path)
+    np.savez("scores.npz", scores=np.ones(3))
+    np.save("scores.npy", np.ones(3))
+    Path("cut.npz").write_bytes(b"PK\x03\x04 cut short")
+    Path("list.json").write_text("[1, 2]")
+    for name, lines in {
+        "one.csv": "side,loss train,1",
+        "test.csv": "side,loss train,1 test,2",
+        "low.csv": "side,loss train,low",
+        "split.csv": "split,loss train,1",
+    }.items():
+        Path(name).write_text("\n".join(lines.split()) + "\n")
+    name, *arguments = command.split()
+    given = {"power": CLAIM, "mcmc": ()}.get(name, ("--delta=0.1",))
+    assert message in refused(name, *given, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"delta": None}, "has no delta; add it, or pass --delta"),
+        ({"n_in": None}, "it must be a JSON object with the lists false_negatives"),
+        ({"notes": "x"}, "holds ['notes'], which are unknown"),
+        ({"false_positives": [0.1, 0.2, 0.3]}, "must hold whole numbers >= 0"),
+        ({"false_positives": [10]}, "{'false_negatives': 3, 'false_positives': 1, 'n_out': 3}"),
+        ({"groups": [1, 2]}, "groups has shape (2,), must be (3,)"),
+    ],
+)
+def test_counts_that_are_wrong_name_themselves(counts, refused, changes, message):
+    assert message in refused("mcmc", counts(**changes))

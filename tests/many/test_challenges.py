@@ -202,10 +202,7 @@ def false_bounds(choose, runs):
 
 @pytest.mark.parametrize(
     ("choose", "runs"),
-    staged(
-        heavy=[("paid", 20), ("apart", 40), ("neither", 10)],
-        nightly=[("paid", 200), ("apart", 200), ("neither", 50)],
-    ),
+    staged(nightly=[("paid", 200), ("apart", 200), ("neither", 50)]),
 )
 def test_bounds_of_the_worst_point_hold_if_it_is_selected_apart_or_paid(choose, runs):
     wrong = false_bounds(choose, runs)
@@ -301,7 +298,7 @@ test_arguments_out_of_range_are_refused = pytest.mark.training(
 
 
 @pytest.mark.training
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_a_mislabeled_record_is_distinguished_better_from_the_worst_start():
     worlds = worlds_of(DATA, Mislabeled(), "add_remove")
     sets = [worlds.of((0,)), worlds.of((1,))]

@@ -184,10 +184,8 @@ RATE = 1.0
 SETTINGS = {"rate": 1.0}
 CALLS = 0
 
-
 class Net:
     scale = 1.0
-
 
 def add(x):
     global CALLS

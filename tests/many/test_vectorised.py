@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from lightning_audit import PrivacyClaim, audit_training
-from lightning_audit.many import DPSGDMany, LogitMargin, ThisProcess, vectorised
+from lightning_audit.many import DPSGDMany, ThisProcess, vectorised
 from lightning_audit.many.engines import packed
 from lightning_audit.many.identity import digest_of
-from lightning_audit.many.records import Blank, Crafted, Many, Mislabeled, Records
+from lightning_audit.many.records import Blank, Crafted, Mislabeled, Records
 from lightning_audit.many.store import Plan, StoreError, TrainingStore
 from lightning_audit.many.worlds import Work, worlds_of
 
@@ -73,9 +73,8 @@ def test_a_block_is_what_opacus_trains(model, settings):
     assert differences(train.many(SETS, SEEDS), theirs) < CLOSE
 
 
-@pytest.mark.parametrize("model", [mlp, conv])
-def test_an_infinite_norm_without_noise_is_plain_sgd(model):
-    train = training(model, noise_multiplier=0.0, max_grad_norm=float("inf"), **FULL)
+def test_an_infinite_norm_without_noise_is_plain_sgd():
+    train = training(mlp, noise_multiplier=0.0, max_grad_norm=float("inf"), **FULL)
     plain = train._new(3)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
     for _ in range(STEPS):
@@ -180,29 +179,12 @@ def test_it_is_sent_to_a_process_and_has_a_digest_of_its_settings():
     assert len({digest_of(train) for train in [training(mlp), *others]}) == 4
 
 
-def test_many_canaries_have_a_score_each():
-    worlds = worlds_of(DATA, Many([Blank(1), Blank(2)]), "add_remove")
-    block = next(Plan(0, 5, 5, canaries=2).blocks())
-    outcomes = [*Work(training(), worlds).run(block)]
-    assert [len(o.scores) for o in outcomes] == [2] * 5
-    one = training()(worlds.of(block[2].coins), block[2].seed)
-    expected = [LogitMargin()(one, record) for record in worlds.records]
-    assert outcomes[2].scores == pytest.approx(expected, abs=1e-4)
-
-
 def audited(noise_multiplier, trainings, store, seed=0):
     settings = {"noise_multiplier": noise_multiplier, "max_grad_norm": 1.0, "steps": 10, **FULL}
     claim = PrivacyClaim(noise_multiplier=4.0, sample_rate=1.0, steps=10, delta=1e-5)
     given = {"trainings": trainings, "store": store, "engine": ThisProcess(), "display": False}
     given["seed"] = seed
     return audit_training(training(known_start, **settings), DATA, claim, **given)
-
-
-def test_an_audit_refutes_a_claim_of_more_noise(tmp_path):
-    audit = audited(0.5, 200, tmp_path)
-    assert audit.verdict.outcome == "VIOLATION"
-    assert audit.trainings < 100
-    assert audit.failures == 0
 
 
 @pytest.mark.heavy

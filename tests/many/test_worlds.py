@@ -74,13 +74,6 @@ def test_a_score_that_returns_text_is_refused():
     assert outcome.error == "score returned 'high' for training 0; return one number."
 
 
-@pytest.mark.training
-def test_real_opacus_shows_the_canary_if_there_is_no_noise():
-    outcomes = [*Work(softmax_regression(steps=40, noise_multiplier=0.0), WORLDS).run(BLOCK)]
-    scores, coins = np.array([o.scores[0] for o in outcomes]), np.array([t.coins[0] for t in BLOCK])
-    assert scores[coins == 1].min() > scores[coins == 0].max()
-
-
 class Softmax(pl.LightningModule):
     def __init__(self, data):
         super().__init__()
