@@ -75,7 +75,7 @@ def _not_changed(kind: Kind, seed: int, folder: Path) -> None:
 
 
 def test_kinds_have_names_of_their_own_and_say_why_they_are_correct():
-    assert len(BY_NAME) == len(KINDS) + len(PUBLIC) >= 75
+    assert len(BY_NAME) == len(KINDS) + len(PUBLIC) >= 90
     assert [kind.name for kind in BY_NAME.values() if "Correct: " not in kind.why] == []
 
 

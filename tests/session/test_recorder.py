@@ -82,13 +82,7 @@ def audit(**kwargs: Any) -> PrivacyAudit:
 
 
 @pytest.mark.parametrize(
-    ("value", "precision"),
-    [
-        (torch.nan, "32-true"),
-        (torch.inf, "bf16-mixed"),
-        pytest.param(torch.nan, "bf16-mixed", marks=pytest.mark.heavy),
-        pytest.param(torch.inf, "32-true", marks=pytest.mark.heavy),
-    ],
+    ("value", "precision"), [(torch.nan, "32-true"), (torch.inf, "bf16-mixed")]
 )
 def test_nan_record_is_found_at_its_step(tmp_path, value, precision):
     module = InOrder(dataset=data(11, 13, value=value))
@@ -231,12 +225,6 @@ def test_healthy_training_is_not_looked_at(tmp_path, monkeypatch):
     monkeypatch.setattr(LostSteps, "add", lambda *_: looked.append(1))
     assert status(fit(tmp_path, InOrder(dataset=data()), audit(), max_steps=4), "finite") == "ok"
     assert not looked
-
-
-def test_finding_may_be_allowed(tmp_path):
-    allowed = audit(allow=["sampling.not_poisson", "finite"])
-    report = fit(tmp_path, InOrder(dataset=data(2)), allowed, max_steps=1)
-    assert status(report, "finite") == "allowed"
 
 
 # ------------------------------------------------------------------ kept
@@ -498,8 +486,7 @@ def torch_round_trip(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("round_trip", [json_round_trip, torch_round_trip])
-@pytest.mark.parametrize("stop", [0, 1, 33, 104, 127])
-@pytest.mark.one_in(3)
+@pytest.mark.parametrize("stop", [0, 33, 127])
 def test_a_resumed_run_is_one_without_a_stop(tmp_path, round_trip, stop):
     steps, whole = seen(150), recorder(tmp_path / "whole")
     first = recorder(tmp_path / "parts")

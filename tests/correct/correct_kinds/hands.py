@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import lightning_audit
 from correct_kinds.base import ByHand, Gradients, row_norms
-from correct_kinds.data import diabetes, public_digits, tumours
+from correct_kinds.data import diabetes, tumours
 
 
 def norm_of(sample: Gradients) -> torch.Tensor:
@@ -103,25 +103,6 @@ class DropoutInVmap(ByHand, kind="dropout-in-vmap-released"):
         for group in optimizer.param_groups:
             group["lr"] = float(0.05 / (1.0 + norm_of(noisy)))
         optimizer.step()
-
-
-class PublicGradient(ByHand, kind="public-gradient-added"):
-    """Correct: the gradient of public images is added to the release. Unusual: the update uses
-    more than the noisy gradient; public images are drawn by random.Random after the noise."""
-
-    def set_up(self) -> None:
-        self.public, self.draws = public_digits(), random.Random(self.seed)
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        grads = self.rows_of(*batch)
-        noisy = lightning_audit.released(self.noisy(self.clipped_sums(grads)), module=self)
-        x, y = (part[self.draws.sample(range(200), k=20)] for part in self.public)
-        public = torch.autograd.grad(
-            functional.cross_entropy(self.net(x), y), list(self.net.parameters())
-        )
-        for (name, p), own in zip(self.net.named_parameters(), public, strict=True):
-            p.grad = noisy[name] + 0.2 * own
-        self.optimizers().step()
 
 
 class AutomaticClipping(ByHand, kind="automatic-clipping"):

@@ -7,7 +7,6 @@ from correct_kinds.base import STEPS, ByHand, Manual, NoCall, Private, mlp
 from correct_kinds.data import flat_digits, public_digits, tumours
 from opacus import PrivacyEngine
 from opacus.data_loader import DPDataLoader
-from opacus.optimizers import DPOptimizer
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset
@@ -41,47 +40,6 @@ class FlowerClient(Private, kind="flower-numpy-client"):
         loss = functional.cross_entropy(net(self.other[0]), self.other[1])
         grads = torch.autograd.grad(loss, list(net.parameters()))
         self.server = [(a + (a - 0.1 * g.numpy())) / 2 for a, g in zip(mine, grads)]
-
-
-class ProximalOptimizer(DPOptimizer):
-    def pre_step(self, closure=None):
-        ready = super().pre_step(closure)
-        if ready:
-            for p, start in zip(self.params, self.start):
-                p.grad.add_(p.detach() - start, alpha=0.1)
-        return ready
-
-
-class FedProx(Private, kind="fedprox-after-noise"):
-    """Correct: FedProx' pull towards the weights of the round's start is added to the noisy
-    gradient, and both weights are released. Like litian96/FedProx on Opacus' DPOptimizer."""
-
-    private, widths, source = ProximalOptimizer, (30, 16, 2), staticmethod(tumours)
-
-    def on_train_epoch_start(self):
-        optimizer = self.trainer.optimizers[0]
-        optimizer.start = [p.detach().clone() for p in self.net.parameters()]
-
-
-class Scaffold(NoCall, kind="scaffold-variates"):
-    """Correct: control variates are means of noisy gradients, so the correction is
-    post-processing. Like maxencenoble/Differential-Privacy-for-Heterogeneous-Federated-Learning
-    (DP-SCAFFOLD), by hand without a call."""
-
-    def set_up(self):
-        zeros = {n: torch.zeros_like(p) for n, p in self.net.named_parameters()}
-        self.own, self.server, self.seen = zeros, zeros, {n: [] for n in zeros}
-
-    def write(self, sums):
-        noisy = self.noisy(sums)
-        for name, p in self.net.named_parameters():
-            self.seen[name].append(noisy[name])
-            p.grad = noisy[name] - self.own[name] + self.server[name]
-
-    def on_train_epoch_end(self):
-        self.own = {n: torch.stack(s).mean(0) for n, s in self.seen.items()}
-        self.server = {n: (s + o) / 2 for (n, s), o in zip(self.server.items(), self.own.values())}
-        self.seen = {n: [] for n in self.seen}
 
 
 class UserDeltas(ByHand, kind="dp-fedavg-user-deltas"):

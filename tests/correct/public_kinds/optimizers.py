@@ -9,34 +9,6 @@ from torch.nn import functional
 from public_kinds.base import add_clipped
 
 
-class AdamBC(torch.optim.Optimizer):
-    """Adam whose second moment is corrected by the known variance of the noise."""
-
-    def __init__(self, params, lr, variance):
-        super().__init__(params, {"lr": lr, "variance": variance})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                s = self.state[p]
-                if not s:
-                    s.update(t=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
-                s["t"] += 1
-                s["m"].mul_(0.9).add_(p.grad, alpha=0.1)
-                s["v"].mul_(0.99).addcmul_(p.grad, p.grad, value=0.01)
-                m, v = s["m"] / (1 - 0.9 ** s["t"]), s["v"] / (1 - 0.99 ** s["t"])
-                p.sub_(group["lr"] * m / (v - group["variance"]).clamp(min=5e-4).sqrt())
-
-
-class DPAdamBC(Private, kind="dp-adambc"):
-    """Correct: Adam without the noise's bias, from the noisy gradient and constants alone. Like
-    ubc-systopia/DP-AdamBC."""
-
-    def inner(self, params):
-        return AdamBC(params, lr=0.01, variance=(1.0 / 23) ** 2)
-
-
 class GlobalOptimizer(DPOptimizer):
     def clip_and_accumulate(self):
         norms, z = row_norms(self.grad_samples), 10.0
