@@ -89,8 +89,16 @@ def test_an_exception_of_the_loop_is_the_users_and_the_report_says_so(tmp_path):
     assert training.model.training
 
 
+@pytest.fixture(scope="module")
+def alone():
+    """A training without an audit."""
+    training = made()
+    plain_loops.mnist_form(training)
+    return training
+
+
 @pytest.mark.parametrize("place", ["start_batch", "inject", "end_batch", "prepare", "end_epoch"])
-def test_a_failure_of_the_audit_does_not_reach_the_loop(tmp_path, monkeypatch, place):
+def test_a_failure_of_the_audit_does_not_reach_the_loop(tmp_path, monkeypatch, alone, place):
     own, calls = getattr(AuditRun, place), []
 
     def failing(run: Any, *given: Any, **named: Any) -> Any:
@@ -100,8 +108,6 @@ def test_a_failure_of_the_audit_does_not_reach_the_loop(tmp_path, monkeypatch, p
         return own(run, *given, **named)
 
     monkeypatch.setattr(AuditRun, place, failing)
-    alone = made()
-    plain_loops.mnist_form(alone)
     training = made()
     before = vars(training.optimizer).keys() | set()
     with attach(*training.training, **GIVEN, report_dir=tmp_path) as audit:
@@ -390,12 +396,11 @@ def fails(*_: Any, **__: Any) -> Any:
     raise RuntimeError("of the audit")
 
 
-def test_an_audit_that_fails_when_it_is_attached_lets_the_loop_run(tmp_path, monkeypatch, caplog):
-    alone, training = made(), made()
-    torch.manual_seed(2)
-    plain_loops.mnist_form(alone)
+def test_an_audit_that_fails_when_it_is_attached_lets_the_loop_run(
+    tmp_path, monkeypatch, caplog, alone
+):
+    training = made()
     monkeypatch.setattr("lightning_audit.loops.audit.LoopStep", fails)
-    torch.manual_seed(2)
     with attach(*training.training, 50.0, report_dir=tmp_path) as audit:
         plain_loops.mnist_form(training)
     assert "attach failed" in caplog.text
