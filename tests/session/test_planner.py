@@ -264,8 +264,9 @@ def wrong_in(folder: Path, case: str) -> list[str]:
 def in_faults(request, tmp_path_factory, worker_id):
     """Trainings of the cases that this run asks for alone: each takes two processes."""
     of_items = (getattr(item, "callspec", None) for item in request.session.items)
-    asked = {spec.params.get("case") for spec in of_items if spec is not None}
-    return faults_in_both(tmp_path_factory, worker_id, [case for case in CASES if case in asked])
+    asked = [spec.params.get("case") for spec in of_items if spec is not None]
+    cases = [case for case in asked if isinstance(case, str) and case in CASES]
+    return faults_in_both(tmp_path_factory, worker_id, cases)
 
 
 @pytest.mark.heavy
