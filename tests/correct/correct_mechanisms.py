@@ -40,11 +40,6 @@ def plain(_: State, sums: Tensors, share: float) -> Tensors:
     return [s + _noise(s, share) for s in sums]
 
 
-def summed_noise(_: State, sums: Tensors, share: float) -> Tensors:
-    """The sum of four draws, as Opacus' secure mode has it."""
-    return [s + sum(_noise(s, share) for _ in range(4)) / 2.0 for s in sums]
-
-
 def block_cyclic(state: State, sums: Tensors, share: float) -> Tensors:
     """One of three blocks of tensors in each step; the others have neither sum nor noise."""
     turn = state["turn"] = state.get("turn", -1) + 1
@@ -136,11 +131,6 @@ def scaled(state: State, grads: Tensors, net: torch.nn.Module) -> None:
     """A learning rate that is multiplied in early."""
     for g in grads:
         g.mul_(3.0)
-
-
-def more_noise(state: State, grads: Tensors, net: torch.nn.Module) -> None:
-    for g in grads:
-        g.add_(0.01 * torch.randn_like(g))
 
 
 # ------------------------------------------------------------------ where

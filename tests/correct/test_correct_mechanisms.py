@@ -5,6 +5,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import correct_mechanisms as ways
 import pytest
@@ -77,11 +78,7 @@ def _by_opacus(kind: type, **body: object) -> Callable[[], pl.LightningModule]:
 FAULTS: list[tuple[str, Build, str]] = [
     ("half-noise-on-weights", _less(NoiseOnWeights, share=0.5), "replay.noise"),
     ("no-noise-on-weights", _less(NoiseOnWeights, share=0.0), "replay.noise"),
-    (
-        "half-noise-on-weights-opacus",
-        _by_opacus(ways.NoiseOnWeightsInStep, share=0.5),
-        "replay.noise",
-    ),
+    ("half-weights-opacus", _by_opacus(ways.NoiseOnWeightsInStep, share=0.5), "replay.noise"),
     ("raw-mean", _less(ways.RunningMean, noise_of_mean=0.0), "replay.release"),
     ("quiet-mean", _less(ways.RunningMean, noise_of_mean=0.05), "replay.release"),
     ("raw-mean-opacus", _less(ways.RunningMeanByOpacus, noise_of_mean=0.0), "replay.release"),
@@ -99,19 +96,21 @@ FAULTS: list[tuple[str, Build, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "build"), staged(PASS[::4], [case for j, case in enumerate(PASS) if j % 4])
-)
-@pytest.mark.heavy_one_in(4)
+def _some(cases: list[tuple[Any, ...]], *names: str) -> list[Any]:
+    """These cases for each change, the others nightly."""
+    left = [case for case in cases if case[0] not in names]
+    return staged([case for case in cases if case not in left], nightly=left)
+
+
+@pytest.mark.parametrize(("name", "build"), _some(PASS, "momentum-private", "random_mask-shown"))
 def test_a_correct_mechanism_passes(tmp_path, name, build):
     report = run(tmp_path, build, steps=300)
     assert report.verdict.outcome == "PASS", (name, report.verdict)
 
 
 @pytest.mark.parametrize(
-    ("name", "build"), staged(LINE[::4], [case for j, case in enumerate(LINE) if j % 4])
+    ("name", "build"), _some(LINE, "momentum-hidden", "random_mask-private", "block_cyclic-hidden")
 )
-@pytest.mark.heavy_one_in(4)
 def test_what_the_audit_cannot_tell_of_a_correct_mechanism_names_the_line_to_add(
     tmp_path, name, build
 ):
@@ -121,16 +120,16 @@ def test_what_the_audit_cannot_tell_of_a_correct_mechanism_names_the_line_to_add
 
 
 @pytest.mark.parametrize(
-    ("name", "build", "check"), staged(FAULTS[::4], [c for j, c in enumerate(FAULTS) if j % 4])
+    ("name", "build", "check"),
+    _some(FAULTS, "no-noise-on-weights", "quiet-mean", "raw-momentum-hidden", "half-adam-inner"),
 )
-@pytest.mark.heavy_one_in(4)
 def test_a_fault_behind_a_mechanism_is_found(tmp_path, name, build, check):
     report = run(tmp_path, build)
     assert report.verdict.outcome == "VIOLATION", (name, report.verdict)
     assert status(report, check) == "violated", report.verdict
 
 
-@pytest.mark.parametrize("since", [0, 60])
+@pytest.mark.parametrize("since", staged([60], nightly=[0]))
 def test_noise_that_is_taken_back_behind_the_cut_does_not_pass(tmp_path, since):
     report = run(tmp_path, _by_opacus(ways.TakesNoiseBack, since=since), steps=300)
     assert report.verdict.outcome != "PASS", report.verdict

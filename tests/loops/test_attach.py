@@ -1,6 +1,7 @@
 """Plain loops in the forms of public code, audited by two lines."""
 
 import math
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,9 @@ import pytest
 import torch
 from plain_loops import CLAIM, EPOCHS, STEPS, Made, made
 from pytorch_lightning.loggers import TensorBoardLogger
+from stages import staged
 
-from lightning_audit import (
-    Allow,
-    AuditReport,
-    ClaimUsedUp,
-    PrivacyViolation,
-    attach,
-)
+from lightning_audit import Allow, AuditReport, ClaimUsedUp, PrivacyViolation, attach
 from lightning_audit.run import evaluation
 from lightning_audit.testing.faulty import ClipAfterAverage, HalfNoise
 
@@ -41,41 +37,46 @@ def audited(
     return report, raised
 
 
-PASSING: dict[str, tuple[Form, Callable[[], Made], dict[str, Any]]] = {
-    "Opacus' first example": (plain_loops.mnist_form, made, {}),
-    "trainer class": (plain_loops.trainer_form, made, {}),
-    "memory manager": (plain_loops.memory_form, made, {}),
-    "next(it)": (plain_loops.next_form, made, {}),
-    "next(iter(loader))": (plain_loops.fresh_iterator_form, made, {}),
-    "early break": (plain_loops.early_break_form, made, {}),
-    "accuracy on the training loader": (plain_loops.train_accuracy_form, made, {}),
-    "closure": (plain_loops.closure_form, made, {}),
+PASSING: dict[str, tuple[Any, ...]] = {
+    "Opacus' first example": (plain_loops.mnist_form,),
+    "trainer class": (plain_loops.trainer_form,),
+    "memory manager": (plain_loops.memory_form,),
+    "next(it)": (plain_loops.next_form,),
+    "next(iter(loader))": (plain_loops.fresh_iterator_form,),
+    "early break": (plain_loops.early_break_form,),
+    "accuracy on the training loader": (plain_loops.train_accuracy_form,),
+    "closure": (plain_loops.closure_form,),
     "make_private_with_epsilon, wrap_model=False": (
         plain_loops.mnist_form,
         lambda: made(target=20.0, wrap_model=False),
-        {"claimed_epsilon": None},
+        None,
     ),
-    "ghost clipping": (plain_loops.ghost_form, lambda: made(grad_sample_mode="ghost"), {}),
-    "hand-written": (
-        plain_loops.hand_written_form,
-        plain_loops.by_hand,
-        {"claimed_epsilon": None, "claim": CLAIM},
-    ),
-    "two optimizers": (plain_loops.two_form, plain_loops.two_made, {"claimed_epsilon": None}),
-    "bf16 by autocast": (plain_loops.bf16_form, made, {}),
-    "chunks of a batch": (plain_loops.micro_form, made, {}),
-    "a trainer class with callbacks": (plain_loops.learner_form, made, {}),
-    "imdb": (plain_loops.imdb_form, made, {}),
-    "char-lstm": (plain_loops.char_lstm_form, made, {}),
-    "dict batches and a scheduler": (plain_loops.transformers_form, made, {}),
-    "logged and evaluated": (plain_loops.watched_form, made, {}),
-    "a notebook's cell": (plain_loops.logging_form, made, {}),
+    "ghost clipping": (plain_loops.ghost_form, lambda: made(grad_sample_mode="ghost")),
+    "hand-written": (plain_loops.hand_written_form, plain_loops.by_hand, None, CLAIM),
+    "two optimizers": (plain_loops.two_form, plain_loops.two_made, None),
+    "bf16 by autocast": (plain_loops.bf16_form,),
+    "chunks of a batch": (plain_loops.micro_form,),
+    "a trainer class with callbacks": (plain_loops.learner_form,),
+    "imdb": (plain_loops.imdb_form,),
+    "char-lstm": (plain_loops.char_lstm_form,),
+    "dict batches and a scheduler": (plain_loops.transformers_form,),
+    "logged and evaluated": (plain_loops.watched_form,),
+    "a notebook's cell": (plain_loops.logging_form,),
     "workers": (
         plain_loops.mnist_form,
         lambda: made(loader=plain_loops.plain_loader(num_workers=2)),
-        {},
     ),
 }
+
+
+def passing(
+    folder: Path,
+    form: Form,
+    make: Callable[[], Made] = made,
+    claimed: float | None = 50.0,
+    claim: Any = None,
+) -> tuple[AuditReport, BaseException | None]:
+    return audited(folder, make(), form, claimed_epsilon=claimed, claim=claim)
 
 
 #: Questions that such a step does not answer, in Lightning neither.
@@ -88,27 +89,48 @@ NOT_ASKED = {
 }
 
 
-@pytest.mark.parametrize("name", PASSING)
+#: One of a kind for each change.
+EACH_CHANGE = (
+    *("Opacus' first example", "memory manager", "next(it)", "closure", "ghost clipping"),
+    *("make_private_with_epsilon, wrap_model=False", "hand-written", "two optimizers"),
+    *("chunks of a batch", "a trainer class with callbacks", "workers"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", staged(EACH_CHANGE, nightly=[name for name in PASSING if name not in EACH_CHANGE])
+)
 def test_correct_training_passes_with_all_questions_asked(tmp_path, name):
-    form, make, given = PASSING[name]
-    report, raised = audited(tmp_path, make(), form, **given)
+    report, raised = passing(tmp_path, *PASSING[name])
     assert (report.verdict.outcome, raised) == ("PASS", None), report.verdict
     replays = [c for c in report.checks if c.name.startswith("replay.") or c.name == "coupling"]
     assert {c.name for c in replays if c.status == "not_run"} == NOT_ASKED.get(name, set())
 
 
+class HalfGhost:
+    """Half the noise of ghost clipping, by a function that is put on the optimizer."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer, self.own = optimizer, optimizer.add_noise
+
+    def __call__(self) -> None:
+        self.optimizer.noise_multiplier = 0.5
+        self.own()
+        self.optimizer.noise_multiplier = 1.0
+
+
+def half(**more: Any) -> Made:
+    return made(HalfNoise, **more)
+
+
 FAULTY: dict[str, tuple[Form, Callable[[], Made], str]] = {
-    "half the noise": (plain_loops.mnist_form, lambda: made(HalfNoise), "noise scale too small"),
+    "half the noise": (plain_loops.mnist_form, half, "noise scale too small"),
     "clipping after averaging": (
         plain_loops.mnist_form,
         lambda: made(ClipAfterAverage),
         "clipping after averaging",
     ),
-    "half the noise, memory manager": (
-        plain_loops.memory_form,
-        lambda: made(HalfNoise),
-        "noise scale too small",
-    ),
+    "half the noise, memory manager": (plain_loops.memory_form, half, "noise scale too small"),
     "half the noise by hand": (
         plain_loops.half_hand_written_form,
         plain_loops.by_hand,
@@ -132,16 +154,11 @@ def test_fault_is_raised_in_the_loop_at_the_first_step(tmp_path, name):
     assert report.verdict.fault.startswith(fault)
 
 
-class HalfGhost:
-    """Half the noise of ghost clipping, by a function that is put on the optimizer."""
-
-    def __init__(self, optimizer: Any) -> None:
-        self.optimizer, self.own = optimizer, optimizer.add_noise
-
-    def __call__(self) -> None:
-        self.optimizer.noise_multiplier = 0.5
-        self.own()
-        self.optimizer.noise_multiplier = 1.0
+def test_what_a_step_shows_is_raised_by_the_users_own_step(tmp_path):
+    _, raised = audited(tmp_path, half(), plain_loops.mnist_form, examinations=0)
+    frames = traceback.extract_tb(raised.__traceback__)
+    (*_, users) = [one for one in frames if one.filename == plain_loops.__file__]
+    assert "optimizer.step()" in users.line
 
 
 def test_half_the_noise_of_ghost_clipping_is_found(tmp_path):
@@ -151,15 +168,6 @@ def test_half_the_noise_of_ghost_clipping_is_found(tmp_path):
     assert isinstance(raised, PrivacyViolation)
     assert report.steps < 20
     assert report.verdict.fault.startswith("noise scale too small")
-
-
-def test_what_a_step_shows_is_raised_by_the_users_own_step(tmp_path):
-    training = made(HalfNoise)
-    audit = attach(*training.training, 50.0, examinations=0, report_dir=tmp_path)
-    with pytest.raises(PrivacyViolation) as raised, audit:
-        plain_loops.mnist_form(training)
-    users = [frame for frame in raised.traceback if frame.path.name == "plain_loops.py"]
-    assert "optimizer.step()" in str(users[-1].statement)
 
 
 @pytest.mark.parametrize("response", ["warn", "stop"])
@@ -206,7 +214,7 @@ def test_virtual_steps_that_merge_two_batches_cannot_pass(tmp_path):
 def test_the_step_that_would_exceed_the_claim_is_not_taken(tmp_path):
     training = made()
     report, raised = audited(
-        tmp_path, training, plain_loops.mnist_form, claimed_epsilon=1.5, examinations=0
+        tmp_path / "more", training, plain_loops.mnist_form, claimed_epsilon=1.5, examinations=0
     )
     assert isinstance(raised, ClaimUsedUp)
     assert 0 < report.steps < STEPS
@@ -215,23 +223,18 @@ def test_the_step_that_would_exceed_the_claim_is_not_taken(tmp_path):
     assert recorded == report.steps  # the accountant saw no step more
     assert report.ended.reason == "budget"
 
-
-def test_a_loop_that_ends_at_its_claim_is_no_used_up_claim(tmp_path):
-    probe, _ = audited(
-        tmp_path / "probe", made(), plain_loops.mnist_form, claimed_epsilon=1.5, examinations=0
-    )
-    training = made()
+    again = made()  # a loop that ends at its claim is no used-up claim
 
     def exactly(training: Made) -> None:
         it = iter(training.loader)
-        for _ in range(probe.steps):
+        for _ in range(report.steps):
             training.optimizer.zero_grad()
             plain_loops.loss_of(training, next(it)).backward()
             training.optimizer.step()
 
-    report, raised = audited(tmp_path / "own", training, exactly, claimed_epsilon=1.5)
+    ended, raised = audited(tmp_path / "own", again, exactly, claimed_epsilon=1.5)
     assert raised is None
-    assert (report.steps, report.ended.reason) == (probe.steps, "planned")
+    assert (ended.steps, ended.ended.reason) == (report.steps, "planned")
 
 
 def test_should_stop_keeps_a_loop_within_its_claim(tmp_path):
@@ -350,12 +353,14 @@ def moved(one: torch.nn.Module, other: torch.nn.Module) -> float:
 
 @pytest.mark.parametrize(
     ("form", "make"),
-    [
-        (plain_loops.mnist_form, made),
-        (plain_loops.memory_form, made),
-        (plain_loops.ghost_form, lambda **more: made(grad_sample_mode="ghost", **more)),
-    ],
-    ids=["plain", "memory manager", "ghost"],
+    staged(
+        [
+            (plain_loops.mnist_form, made),
+            (plain_loops.ghost_form, lambda **more: made(grad_sample_mode="ghost", **more)),
+        ],
+        nightly=[(plain_loops.memory_form, made)],
+    ),
+    ids=["plain", "ghost", "memory manager"],
 )
 def test_the_model_is_what_it_is_without_the_audit(tmp_path, form, make):
     alone = make(dtype=torch.float64)
@@ -378,25 +383,21 @@ def test_a_logger_of_lightning_gets_metrics_and_the_figure(tmp_path):
     assert len(logged) == EPOCHS
 
 
-def test_a_logger_that_fails_is_a_note(tmp_path):
-    def log(metrics: dict[str, float]) -> None:
+def test_each_epoch_sends_a_row_and_a_logger_that_fails_is_a_note(tmp_path, monkeypatch):
+    # As if the first computation had taken long: no other one is due before the end.
+    monkeypatch.setattr(evaluation, "EPOCH_SHARE", 0.0)
+
+    def fails(metrics: dict[str, float]) -> None:
         raise ConnectionError("no network")
 
-    training = made()
-    given = {"log": log, "examinations": 0}
+    training, rows = made(), []
+    given = {"log": [fails, rows.append], "examinations": 0, "log_prefix": "dp"}
     with attach(*training.training, 50.0, report_dir=tmp_path, **given) as audit:
-        plain_loops.mnist_form(training)
+        plain_loops.mnist_form(training, epochs=3)
     assert audit.report.verdict.outcome == "PASS"
-    assert audit.report.steps == STEPS
-
-
-def test_metrics_go_to_any_callable(tmp_path):
-    training, logged = made(), []
-    given = {"log": logged.append, "examinations": 0, "log_prefix": "dp"}
-    with attach(*training.training, 50.0, report_dir=tmp_path, **given) as audit:
-        plain_loops.mnist_form(training)
-    assert len(logged) == EPOCHS
-    assert audit.metrics == logged[-1]
+    assert [row["dp/step"] for row in rows] == [32.0, 64.0, 96.0]
+    assert ["dp/epsilon_lower" in row for row in rows] == [True, False, True]
+    assert audit.metrics == rows[-1]
     assert math.isfinite(audit.metrics["dp/epsilon_lower"])
 
 
@@ -436,15 +437,3 @@ def test_swapped_arguments_are_refused_by_name_at_the_call(tmp_path):
     with pytest.raises(ValueError, match=r"^optimizer=<.*DPDataLoader.*must be an optimizer"):
         attach(training.model, training.loader, training.optimizer, 50.0, report_dir=tmp_path)
     assert not any(tmp_path.iterdir())
-
-
-def test_each_epoch_sends_a_row_and_the_last_one_has_all_metrics(tmp_path, monkeypatch):
-    # As if the first computation had taken long: no other one is due before the end.
-    monkeypatch.setattr(evaluation, "EPOCH_SHARE", 0.0)
-    training, rows = made(), []
-    given = {"log": rows.append, "examinations": 0}
-    with attach(*training.training, 50.0, report_dir=tmp_path, **given) as audit:
-        plain_loops.mnist_form(training, epochs=3)
-    assert [row["audit/step"] for row in rows] == [32.0, 64.0, 96.0]
-    assert ["audit/epsilon_lower" in row for row in rows] == [True, False, True]
-    assert audit.metrics == rows[-1]

@@ -11,11 +11,13 @@ import plain_loops
 import pytest
 import torch
 from plain_loops import Made, made
+from stages import staged
 from torch.utils.data import DataLoader
 
 from lightning_audit import AuditReport, PrivacyViolation, attach
 from lightning_audit.canaries.inputs import Mislabeled
 from lightning_audit.results.audit_report import ClaimUsedUp, UnauditableTraining
+from lightning_audit.testing.faulty import HalfNoise
 
 Loop = Callable[[Any, Made], None]
 #: Without replays, which find many of these as well.
@@ -114,13 +116,10 @@ def test_another_loader_that_is_iterated_is_judged_by_its_type(tmp_path, loop):
 
 @pytest.mark.parametrize(
     "loop",
-    [
-        by_hand,
-        through_step,
-        hard_records_after_each_pass,
-        pool_after_an_evaluation,
-        own_batches_shown,
-    ],
+    staged(
+        [by_hand, through_step, own_batches_shown],
+        nightly=[hard_records_after_each_pass, pool_after_an_evaluation],
+    ),
 )
 def test_a_step_on_a_batch_of_no_followed_loader_keeps_a_pass_away(tmp_path, loop):
     report = trained(tmp_path, loop)
@@ -179,30 +178,17 @@ def fetched_by_threads(loader: Any, size: int, threads: int = 1) -> Iterator[Any
     assert raised == []
 
 
-def by_a_thread(audit: Any, training: Made) -> None:
-    for _ in range(2):
-        for batch in fetched_by_threads(training.loader, 2):
-            step(training, batch)
+def by_threads(size: int, threads: int = 1, stop: int = 1000) -> Loop:
+    """Each pass ends with its batch ``stop``."""
 
+    def loop(audit: Any, training: Made) -> None:
+        for _ in range(2 if stop == 1000 else 4):
+            for number, batch in enumerate(fetched_by_threads(training.loader, size, threads)):
+                if number == stop:
+                    break
+                step(training, batch)
 
-def by_a_thread_far_ahead(audit: Any, training: Made) -> None:
-    for _ in range(2):
-        for batch in fetched_by_threads(training.loader, 100):
-            step(training, batch)
-
-
-def by_two_threads(audit: Any, training: Made) -> None:
-    for _ in range(2):
-        for batch in fetched_by_threads(training.loader, 4, threads=2):
-            step(training, batch)
-
-
-def by_a_thread_and_a_break(audit: Any, training: Made) -> None:
-    for _ in range(4):
-        for number, batch in enumerate(fetched_by_threads(training.loader, 2)):
-            if number == 20:
-                break
-            step(training, batch)
+    return loop
 
 
 def augmented(audit: Any, training: Made) -> None:
@@ -254,22 +240,14 @@ def one_in_two(audit: Any, training: Made) -> None:
                 step(training, batch)
 
 
-@pytest.mark.parametrize(
-    "loop",
-    [
-        copied_ahead,
-        by_a_thread,
-        by_a_thread_far_ahead,
-        by_two_threads,
-        by_a_thread_and_a_break,
-        augmented,
-        beside_public_batches,
-        accuracy_within_the_pass,
-        left_in_evaluation,
-        of_the_same_sampler,
-        one_in_two,
-    ],
+EACH_CHANGE = copied_ahead, by_threads(2), augmented, accuracy_within_the_pass
+NIGHTLY = (
+    *(by_threads(100), by_threads(4, threads=2), by_threads(2, stop=20), beside_public_batches),
+    *(left_in_evaluation, of_the_same_sampler, one_in_two),
 )
+
+
+@pytest.mark.parametrize("loop", staged(EACH_CHANGE, nightly=NIGHTLY))
 def test_a_loop_that_trains_on_its_loader_passes(tmp_path, loop):
     verdict = trained(tmp_path, loop).verdict
     assert verdict.outcome == "PASS", verdict.pass_blockers
@@ -277,13 +255,11 @@ def test_a_loop_that_trains_on_its_loader_passes(tmp_path, loop):
 
 def attached_by_thread(folder: Path, training: Made, size: int, **given: Any) -> AuditReport:
     with attach(*training.training, report_dir=folder, **{**GIVEN, **given}) as audit:
-        for _ in range(2):
-            for batch in fetched_by_threads(training.loader, size):
-                step(training, batch)
+        by_threads(size)(audit, training)
     return audit.report
 
 
-@pytest.mark.parametrize("size", [2, 100])
+@pytest.mark.parametrize("size", staged([2], nightly=[100]))
 def test_with_a_step_function_batches_of_a_thread_and_of_workers_are_examined(tmp_path, size):
     training = made(loader=plain_loops.plain_loader(num_workers=2))
     given = {"examinations": "auto", "step": lambda batch: step(training, batch)}
@@ -291,19 +267,10 @@ def test_with_a_step_function_batches_of_a_thread_and_of_workers_are_examined(tm
     assert verdict.outcome == "PASS", verdict.pass_blockers
 
 
-@pytest.mark.parametrize("size", [2, 100])
+@pytest.mark.parametrize("size", staged([2], nightly=[100]))
 def test_half_the_noise_is_raised_where_the_step_is_taken_and_not_fetched(tmp_path, size):
-    training = made()
-
-    class Half(type(training.optimizer)):
-        def add_noise(self) -> None:
-            self.noise_multiplier /= 2
-            super().add_noise()
-            self.noise_multiplier *= 2
-
-    training.optimizer.__class__ = Half
     with pytest.raises(PrivacyViolation) as raised:
-        attached_by_thread(tmp_path, training, size)
+        attached_by_thread(tmp_path, made(HalfNoise), size)
     assert "step" in {entry.name for entry in raised.traceback}
 
 
@@ -340,23 +307,22 @@ def small_batches_alone(audit: Any, training: Made) -> None:
             step(training, (x + 0.0, y))
 
 
-def chosen_ones_of_a_thread(audit: Any, training: Made) -> None:
-    for _ in range(3):
-        for batch in fetched_by_threads(training.loader, 8):
-            if float(batch[0].mean()) > 0.0:
-                step(training, batch)
+def positive(fetched: Callable[[Any], Any]) -> Loop:
+    def loop(audit: Any, training: Made) -> None:
+        for _ in range(3):
+            for batch in fetched(training.loader):
+                if float(batch[0].mean()) > 0.0:
+                    step(training, batch)
 
-
-def chosen_ones_fetched_ahead(audit: Any, training: Made) -> None:
-    for _ in range(3):
-        for batch in list(training.loader):
-            if float(batch[0].mean()) > 0.0:
-                step(training, batch)
+    return loop
 
 
 @pytest.mark.parametrize(
     "loop",
-    [chosen_by_their_loss, small_batches_alone, chosen_ones_fetched_ahead, chosen_ones_of_a_thread],
+    staged(
+        [chosen_by_their_loss, positive(list)],
+        nightly=[small_batches_alone, positive(lambda loader: fetched_by_threads(loader, 8))],
+    ),
 )
 def test_batches_that_are_left_out_are_counted_and_keep_a_pass_away(tmp_path, loop):
     report = trained(tmp_path, loop)
@@ -368,7 +334,7 @@ def test_batches_that_are_left_out_are_counted_and_keep_a_pass_away(tmp_path, lo
 
 
 def test_an_empty_batch_that_is_left_out_is_a_note(tmp_path):
-    training = made(loader=DataLoader(plain_loops.random_data(60), 2))
+    training = made(loader=DataLoader(plain_loops.random_data(30), 2))
 
     def unless_empty(audit: Any, training: Made) -> None:
         for _ in range(8):
@@ -381,7 +347,7 @@ def test_an_empty_batch_that_is_left_out_is_a_note(tmp_path):
     assert "made no step" not in "; ".join(report.verdict.pass_blockers)
 
 
-@pytest.mark.parametrize("by_keyword", [False, True])
+@pytest.mark.parametrize("by_keyword", staged([False], nightly=[True]))
 def test_a_step_is_examined_on_the_batch_that_it_is_given(tmp_path, by_keyword):
     training = made()
     x, y = own(training)

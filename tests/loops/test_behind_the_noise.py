@@ -7,6 +7,7 @@ import pytest
 import torch
 from opacus.data_loader import DPDataLoader
 from plain_loops import BATCH, Made, made
+from stages import staged
 from torch.nn import functional
 from training_support import random_data
 
@@ -101,7 +102,7 @@ def audited(folder: Any, behind: Behind | None, epochs: int = 3, **arguments: An
     return audit.report
 
 
-@pytest.mark.parametrize("behind", [mixes_public, adds_public, projects, None])
+@pytest.mark.parametrize("behind", staged([mixes_public, None], nightly=[adds_public, projects]))
 def test_what_public_records_add_behind_the_noise_passes(tmp_path, behind):
     report = audited(tmp_path, behind)
     assert report.verdict.outcome == "PASS", report.verdict
@@ -171,21 +172,16 @@ def clip_one_by_one(net: torch.nn.Module, optimizer: OwnSums, loader: DPDataLoad
 
 @pytest.mark.parametrize("kept", [0.0, 0.1], ids=["set to zero", "a part is kept"])
 def test_sums_that_the_next_step_overwrites_are_no_leak(tmp_path, kept):
-    data = random_data(256)
+    data = random_data(128)
     net = torch.nn.Linear(8, 10)
     optimizer = OwnSums(net.parameters(), lr=0.1)
     optimizer.net, optimizer.kept = net, kept
-    loader = DPDataLoader(data, sample_rate=32 / len(data))
     claim = PrivacyClaim(
-        noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=32, sample_rate=32 / len(data)
+        noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=32, sample_rate=1 / 4
     )
-    with attach(
-        *(net, optimizer, loader, 50.0),
-        claim=claim,
-        seed=1,
-        report_dir=tmp_path,
-        on_violation="warn",
-    ) as audit:
+    loader = DPDataLoader(data, sample_rate=claim.sample_rate)
+    given = {"claim": claim, "seed": 1, "report_dir": tmp_path, "on_violation": "warn"}
+    with attach(net, optimizer, loader, 50.0, **given) as audit:
         clip_one_by_one(net, optimizer, loader)
     release = {check.name: check for check in audit.report.checks}["replay.release"]
     assert release.status == ("violated" if kept else "not_run")

@@ -2,7 +2,6 @@
 
 import ast
 import asyncio
-import itertools
 import linecache
 import queue
 import sys
@@ -127,20 +126,8 @@ def test_a_body_runs_between_two_passes_on_another_batch(form, batches, batch, d
     assert len(model.seen) == len(batches) + 1
 
 
-def test_names_and_counters_of_the_loop_are_as_they_were():
-    loader, model = Asks(["a", "b"]), Model()
-    by_enumerate(loader, model)
-    assert model.seen == [(0, "a"), (1, "b")]
-    assert [body is not None for body in loader.bodies] == [True, True, True]
-
-
 def by_zip(loader: Asks, model: Model) -> None:
     for _, batch in zip(range(9), loader, strict=False):
-        model.step(batch)
-
-
-def by_chain(loader: Asks, model: Model) -> None:
-    for batch in itertools.chain(loader):
         model.step(batch)
 
 
@@ -179,7 +166,7 @@ async def waits(loader: Asks, model: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [by_zip, by_chain, by_comprehension, by_map, by_walrus_in_head, ahead, yields, waits]
+    "form", [by_zip, by_comprehension, by_map, by_walrus_in_head, ahead, yields, waits]
 )
 def test_a_body_of_another_shape_runs_again_and_must_prove_itself(form):
     loader, model = Asks(["a", "b", "c"], between=lambda: ran(loader, model, "z")), Model()

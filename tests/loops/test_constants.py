@@ -7,6 +7,7 @@ import plain_loops
 import pytest
 import torch
 from plain_loops import made
+from stages import staged
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
@@ -63,7 +64,9 @@ def test_a_constant_in_each_batch_is_no_record_and_all_questions_are_answered(tm
     assert report.verdict.outcome == "PASS", report.verdict
 
 
-@pytest.mark.parametrize("collate", [with_their_mean, with_the_mean_of_narrow_batches])
+@pytest.mark.parametrize(
+    "collate", staged([with_their_mean], nightly=[with_the_mean_of_narrow_batches])
+)
 def test_what_depends_on_the_records_is_no_constant(collate, tmp_path):
     report = report_of(collate, tmp_path)
     assert report.verdict.outcome != "PASS"

@@ -15,16 +15,11 @@ import torch
 from opacus.optimizers import DPOptimizer
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 from plain_loops import Made, made
+from stages import staged
 from torch.nn.modules import module as modules
 from torch.utils.data import DataLoader
 
-from lightning_audit import (
-    AuditReport,
-    ClaimUsedUp,
-    InconclusiveAudit,
-    PrivacyViolation,
-    attach,
-)
+from lightning_audit import AuditReport, ClaimUsedUp, InconclusiveAudit, PrivacyViolation, attach
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.loops.events import _HOOKS, Listening, listeners
 from lightning_audit.results.audit_report import UnauditableTraining
@@ -34,6 +29,12 @@ from lightning_audit.testing.faulty import HalfNoise
 
 GIVEN: dict[str, Any] = {"claimed_epsilon": 50.0, "seed": 1, "examinations": 0}
 _OWN = DataLoader.__iter__, DPTensorFastGradientClipping.backward
+
+
+def step(training: Made, batch: Any) -> None:
+    training.optimizer.zero_grad()
+    plain_loops.loss_of(training, batch).backward()
+    training.optimizer.step()
 
 
 def nothing_is_left(training: Made, before: set[str]) -> bool:
@@ -49,8 +50,9 @@ def nothing_is_left(training: Made, before: set[str]) -> bool:
     return classes == _OWN and not any(hooks) and vars(training.optimizer).keys() == before
 
 
-@pytest.mark.parametrize("examinations", [0, "auto"])
-@pytest.mark.parametrize("end", ["close", "raised by the user", "violation"])
+@pytest.mark.parametrize(
+    ("end", "examinations"), [("close", "auto"), ("raised by the user", 0), ("violation", 0)]
+)
 def test_nothing_is_left_of_an_audit_that_has_ended(tmp_path, end, examinations):
     training = made(HalfNoise if end == "violation" else None)
     before = vars(training.optimizer).keys() | set()
@@ -87,8 +89,16 @@ def test_an_exception_of_the_loop_is_the_users_and_the_report_says_so(tmp_path):
     assert training.model.training
 
 
+@pytest.fixture(scope="module")
+def alone():
+    """A training without an audit."""
+    training = made()
+    plain_loops.mnist_form(training)
+    return training
+
+
 @pytest.mark.parametrize("place", ["start_batch", "inject", "end_batch", "prepare", "end_epoch"])
-def test_a_failure_of_the_audit_does_not_reach_the_loop(tmp_path, monkeypatch, place):
+def test_a_failure_of_the_audit_does_not_reach_the_loop(tmp_path, monkeypatch, alone, place):
     own, calls = getattr(AuditRun, place), []
 
     def failing(run: Any, *given: Any, **named: Any) -> Any:
@@ -98,8 +108,6 @@ def test_a_failure_of_the_audit_does_not_reach_the_loop(tmp_path, monkeypatch, p
         return own(run, *given, **named)
 
     monkeypatch.setattr(AuditRun, place, failing)
-    alone = made()
-    plain_loops.mnist_form(alone)
     training = made()
     before = vars(training.optimizer).keys() | set()
     with attach(*training.training, **GIVEN, report_dir=tmp_path) as audit:
@@ -153,15 +161,14 @@ def test_audits_of_other_parameters_may_be_nested_and_interleaved(tmp_path):
     ):
         for _ in range(2):
             for batch, own in zip(outer.loader, inner.loader, strict=True):
-                for training, each in ((outer, batch), (inner, own)):
-                    training.optimizer.zero_grad()
-                    plain_loops.loss_of(training, each).backward()
-                    training.optimizer.step()
+                step(outer, batch)
+                step(inner, own)
     assert {one.report.verdict.outcome, other.report.verdict.outcome} == {"PASS"}
     assert one.report.steps == other.report.steps == 64
     assert DataLoader.__iter__ is _OWN[0]
 
 
+@pytest.mark.nightly
 def test_audits_in_two_threads_do_not_disturb_each_other(tmp_path):
     outcomes = {}
 
@@ -180,41 +187,12 @@ def test_audits_in_two_threads_do_not_disturb_each_other(tmp_path):
     assert DataLoader.__iter__ is _OWN[0]
 
 
-def test_a_model_whose_name_is_deleted_is_audited_to_the_end(tmp_path):
-    training = made()
-    audit = attach(*training.training, **GIVEN, report_dir=tmp_path)
-    plain_loops.mnist_form(training)
-    del training
-    assert audit.close().verdict.outcome == "PASS"
-
-
-def test_batches_that_are_fetched_ahead_are_trained_once_each(tmp_path):
-    training = made()
-    with attach(*training.training, **GIVEN, report_dir=tmp_path) as audit:
-        for _ in range(2):
-            for batch in list(training.loader):
-                training.optimizer.zero_grad()
-                plain_loops.loss_of(training, batch).backward()
-                training.optimizer.step()
-            it = iter(training.loader)
-            coming = next(it, None)
-            while coming is not None:
-                batch, coming = coming, next(it, None)
-                training.optimizer.zero_grad()
-                plain_loops.loss_of(training, batch).backward()
-                training.optimizer.step()
-    assert audit.report.verdict.outcome == "PASS"
-    assert audit.report.steps == 128
-
-
 def test_batches_of_no_torch_loader_are_given_by_hand(tmp_path):
     training = made()
     with attach(*training.training[:2], **GIVEN, report_dir=tmp_path) as audit:
         for _ in range(2):
-            for x, y in audit.batches([*training.loader]):
-                training.optimizer.zero_grad()
-                plain_loops.loss_of(training, (x, y)).backward()
-                training.optimizer.step()
+            for batch in audit.batches([*training.loader]):
+                step(training, batch)
             audit.end_epoch()
     assert audit.report.steps == 64
     assert "sampling.not_poisson" in "; ".join(audit.report.verdict.pass_blockers)
@@ -233,23 +211,26 @@ def test_fp16_is_refused_in_the_first_forward_pass(tmp_path):
     assert nothing_is_left(training, before)
 
 
-def test_an_audit_that_is_not_closed_writes_its_report_at_exit(tmp_path, monkeypatch):
+def test_an_audit_whose_names_are_deleted_unclosed_writes_its_report_at_exit(tmp_path, monkeypatch):
     registered: list[Any] = []
     monkeypatch.setattr(atexit, "register", registered.append)
     monkeypatch.setattr(atexit, "unregister", lambda _: None)
     training = made()
+    training.engine.accountant.step(noise_multiplier=7.0, sample_rate=1.0)  # a query, and no step
     attach(*training.training, **GIVEN, report_dir=tmp_path)
     plain_loops.mnist_form(training)
+    del training
     (at_exit,) = registered
     at_exit()
     report = AuditReport.load(tmp_path / "report.json")
     assert (report.verdict.outcome, report.complete) == ("PASS", True)
 
 
-def test_a_training_goes_on_from_its_state(tmp_path):
+@pytest.mark.parametrize("form", [plain_loops.mnist_form, plain_loops.bf16_form])
+def test_a_training_goes_on_from_its_state(tmp_path, form):
     training = made()
     audit = attach(*training.training, **GIVEN, report_dir=tmp_path)
-    plain_loops.mnist_form(training, epochs=1)
+    form(training, epochs=1)
     buffer = io.BytesIO()
     accountant = training.engine.accountant.state_dict()
     torch.save((audit.state_dict(), training.model.state_dict(), accountant), buffer)
@@ -258,12 +239,17 @@ def test_a_training_goes_on_from_its_state(tmp_path):
     again = made(seed=2)
     again.model.load_state_dict(weights)
     again.engine.accountant.load_state_dict(accountant)
-    with attach(*again.training, **GIVEN, report_dir=tmp_path, state=state) as audit:
-        plain_loops.mnist_form(again, epochs=1)
+    given = {**GIVEN, "report_dir": tmp_path, "state": state}
+    with attach(*again.training, **given, precision=audit.report.run.precision) as audit:
+        form(again, epochs=1)
     assert (audit.report.verdict.outcome, audit.report.steps) == ("PASS", 64)
+    expected = "bf16-mixed" if form is plain_loops.bf16_form else "32-true"
+    assert audit.report.run.precision == expected
 
 
-@pytest.mark.parametrize("before", ["PASS", "averaged", "VIOLATION", "another process"])
+@pytest.mark.parametrize(
+    "before", staged(["PASS", "another process"], nightly=["averaged", "VIOLATION"])
+)
 def test_steps_before_the_audit_keep_a_pass_away_unless_this_process_saw_them(tmp_path, before):
     training = made(HalfNoise if before == "VIOLATION" else None)
     given = {**GIVEN, "report_dir": tmp_path, "on_violation": "warn"}
@@ -282,31 +268,6 @@ def test_steps_before_the_audit_keep_a_pass_away_unless_this_process_saw_them(tm
     assert bool(missing) == (before not in ("PASS", "averaged"))
     if missing:
         assert missing[0].startswith("the accountant holds 64 steps from before this audit")
-
-
-def test_a_query_that_the_accountant_holds_keeps_no_pass_away(tmp_path):
-    training = made()
-    training.engine.accountant.step(noise_multiplier=7.0, sample_rate=1.0)
-    with attach(*training.training, **GIVEN, report_dir=tmp_path) as audit:
-        plain_loops.mnist_form(training)
-    assert audit.report.verdict.outcome == "PASS"
-
-
-def test_a_training_in_bf16_goes_on_from_its_state_too(tmp_path):
-    training = made()
-    audit = attach(*training.training, **GIVEN, report_dir=tmp_path)
-    plain_loops.bf16_form(training, epochs=1)
-    state, weights = audit.state_dict(), copy.deepcopy(training.model.state_dict())
-    accountant = training.engine.accountant.state_dict()
-    audit.close(RuntimeError())
-    again = made(seed=2)
-    again.model.load_state_dict(weights)
-    again.engine.accountant.load_state_dict(accountant)
-    given = {**GIVEN, "report_dir": tmp_path, "precision": audit.report.run.precision}
-    with attach(*again.training, **given, state=state) as audit:
-        plain_loops.bf16_form(again, epochs=1)
-    assert (audit.report.verdict.outcome, audit.report.steps) == ("PASS", 64)
-    assert audit.report.run.precision == "bf16-mixed"
 
 
 def test_a_new_optimizer_over_the_same_parameters_is_followed(tmp_path):
@@ -369,17 +330,18 @@ def ahead(training: Made, epochs: int) -> None:
         coming = next(batches, None)
         while coming is not None:
             batch, coming = coming, next(batches, None)
-            training.optimizer.zero_grad()
-            plain_loops.loss_of(training, batch).backward()
-            training.optimizer.step()
+            step(training, batch)
 
 
-def test_a_pass_ends_with_the_batch_that_was_fetched_ahead(tmp_path):
+def test_batches_that_are_fetched_ahead_are_trained_once_each(tmp_path):
     training = made()
     with attach(*training.training, **GIVEN, report_dir=tmp_path) as audit:
-        ahead(training, 3)
+        for batch in list(training.loader):
+            step(training, batch)
+        ahead(training, 2)
         audit.end_epoch()
-        assert audit._loop.epoch == 3
+        assert audit._loop.epoch == 3  # a pass ends with the batch that was fetched ahead
+    assert (audit.report.verdict.outcome, audit.report.steps) == ("PASS", 96)
 
 
 def test_an_input_canary_is_refused_where_batches_are_fetched_ahead(tmp_path):
@@ -396,7 +358,7 @@ def test_a_claim_ends_a_loop_under_autocast_before_the_step_that_exceeds_it(tmp_
     training = made()
     with (
         pytest.raises(ClaimUsedUp),
-        attach(*training.training, **{**GIVEN, "claimed_epsilon": 2.0}, report_dir=tmp_path),
+        attach(*training.training, **{**GIVEN, "claimed_epsilon": 1.5}, report_dir=tmp_path),
     ):
         plain_loops.bf16_form(training, epochs=6)
 
@@ -434,12 +396,11 @@ def fails(*_: Any, **__: Any) -> Any:
     raise RuntimeError("of the audit")
 
 
-def test_an_audit_that_fails_when_it_is_attached_lets_the_loop_run(tmp_path, monkeypatch, caplog):
-    alone, training = made(), made()
-    torch.manual_seed(2)
-    plain_loops.mnist_form(alone)
+def test_an_audit_that_fails_when_it_is_attached_lets_the_loop_run(
+    tmp_path, monkeypatch, caplog, alone
+):
+    training = made()
     monkeypatch.setattr("lightning_audit.loops.audit.LoopStep", fails)
-    torch.manual_seed(2)
     with attach(*training.training, 50.0, report_dir=tmp_path) as audit:
         plain_loops.mnist_form(training)
     assert "attach failed" in caplog.text

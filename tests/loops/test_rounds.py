@@ -76,6 +76,8 @@ def test_an_accountant_that_starts_again_is_named(tmp_path):
 def test_an_allowed_accountant_leaves_the_composition_of_all_rounds(tmp_path):
     client = Client(tmp_path, allow="ledger.accountant")
     client.fit(1)
+    state = torch.load(tmp_path / "rounds.pt", weights_only=True)
+    assert state["accountant"] == []
     report = client.fit(2)
     assert (report.steps, recorded(client)) == (64, 32)
 
@@ -110,12 +112,6 @@ def test_an_audit_a_round_is_told_from_the_second_on(tmp_path, capsys):
     assert notes[2][0].startswith("2 earlier trainings")
     shown = " ".join(capsys.readouterr().out.split())
     assert "audit them with lightning_audit.Rounds" in shown  # the terminal does not cut it
-
-
-def test_the_state_loads_as_weights_only(tmp_path):
-    Client(tmp_path).fit(1)
-    state = torch.load(tmp_path / "rounds.pt", weights_only=True)
-    assert state["accountant"] == []
 
 
 def one_engine(training: Made, number: int) -> None:

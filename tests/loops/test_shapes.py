@@ -1,9 +1,7 @@
 """Loops of many shapes: their steps are run again if they repeat, and else the line says why."""
 
-import asyncio
 import itertools
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 from opacus.data_loader import DPDataLoader
 from plain_loops import EPOCHS, Made, loss_of, made
 from rich.progress import track
+from stages import staged
 
 from lightning_audit import AuditReport, PrivacyViolation, attach
 
@@ -38,12 +37,6 @@ def audited(folder: Path, form: Form, **given: Any) -> tuple[AuditReport, list[t
 
 def weights(training: Made) -> list[torch.Tensor]:
     return [p.detach() for p in training.model.parameters()]
-
-
-def by_zip(training: Made) -> None:
-    for _ in range(EPOCHS):
-        for _number, batch in zip(range(1000), training.loader, strict=False):
-            one(training, batch)
 
 
 def beside_public_batches(training: Made) -> None:
@@ -74,32 +67,6 @@ def by_call(training: Made) -> None:
 
     for _ in range(EPOCHS):
         Fit().run()
-
-
-def by_map(training: Made) -> None:
-    for _ in range(EPOCHS):
-        list(map(partial(one, training), training.loader))
-
-
-def by_await(training: Made) -> None:
-    async def run() -> None:
-        for _ in range(EPOCHS):
-            for batch in training.loader:
-                await asyncio.sleep(0)
-                one(training, batch)
-
-    asyncio.run(run())
-
-
-def by_helper(training: Made) -> None:
-    def fetched(it: Any) -> Any:
-        return next(it)
-
-    for _ in range(EPOCHS):
-        it = iter(training.loader)
-        for _ in range(len(training.loader)):
-            batch = fetched(it)
-            one(training, batch)
 
 
 def by_own_iter(training: Made) -> None:
@@ -167,23 +134,16 @@ def with_progress(training: Made) -> None:
             one(training, batch)
 
 
-SHAPES = [
-    by_zip,
-    beside_public_batches,
-    by_generator,
-    by_call,
-    by_map,
-    by_await,
-    by_helper,
-    by_own_iter,
-    by_an_object_with_next,
-    by_an_object_with_a_generator,
-    one_ahead,
-    with_progress,
-]
-
-
-@pytest.mark.parametrize("form", SHAPES)
+@pytest.mark.parametrize(
+    "form",
+    staged(
+        [by_generator, by_an_object_with_next, one_ahead],
+        nightly=[
+            *(beside_public_batches, by_call, by_own_iter),
+            *(by_an_object_with_a_generator, with_progress),
+        ],
+    ),
+)
 def test_a_loop_of_any_shape_passes_and_its_weights_are_those_without_the_audit(tmp_path, form):
     report, audited_weights = audited(tmp_path, form)
     assert report.verdict.outcome == "PASS", report.verdict.pass_blockers
@@ -216,7 +176,7 @@ def moved_on(training: Made) -> None:
             x, y = coming_x, coming_y
 
 
-@pytest.mark.parametrize("form", [one_behind, moved_on])
+@pytest.mark.parametrize("form", staged([one_behind], nightly=[moved_on]))
 def test_a_step_on_an_earlier_batch_is_not_accused(tmp_path, form):
     report, _ = audited(tmp_path, form)
     assert report.verdict.outcome == "INCONCLUSIVE"
@@ -245,24 +205,6 @@ def by_a_map_that_centers(training: Made) -> None:
     for _ in range(EPOCHS):
         batches = map(first_centered, training.loader)
         for batch in batches:
-            one(training, batch)
-
-
-def by_a_helper_that_centers(training: Made) -> None:
-    def fetched(it: Any) -> Any:
-        x, y = next(it)
-        return centered(x), y
-
-    for _ in range(EPOCHS):
-        it = iter(training.loader)
-        for _ in range(len(training.loader)):
-            batch = fetched(it)
-            one(training, batch)
-
-
-def by_a_map_in_the_head_that_centers(training: Made) -> None:
-    for _ in range(EPOCHS):
-        for batch in map(first_centered, training.loader):
             one(training, batch)
 
 
@@ -297,14 +239,10 @@ def by_the_loop_around_a_generator(training: Made) -> None:
 
 @pytest.mark.parametrize(
     "form",
-    [
-        by_a_generator_that_centers,
-        by_a_map_that_centers,
-        by_a_helper_that_centers,
-        by_a_map_in_the_head_that_centers,
-        by_a_generator_that_changes_weights,
-        by_the_loop_around_a_generator,
-    ],
+    staged(
+        [by_a_map_that_centers, by_the_loop_around_a_generator],
+        nightly=[by_a_generator_that_centers, by_a_generator_that_changes_weights],
+    ),
 )
 def test_a_fault_out_of_sight_of_the_body_does_not_pass(tmp_path, form):
     report, _ = audited(tmp_path, form)

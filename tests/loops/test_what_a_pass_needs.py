@@ -12,6 +12,7 @@ import plain_loops
 import pytest
 import torch
 from plain_loops import EPOCHS, PROCESS, STEPS, Made, made
+from stages import staged
 from torch.nn import functional
 
 from lightning_audit import AuditReport, PrivacyViolation, attach
@@ -93,17 +94,14 @@ def computes(ended: threading.Event) -> None:
         torch.rand(1000).sort()
 
 
-THREADS = [sleeps, watches, waits_for_a_lock]
-
-
-@pytest.mark.parametrize("work", THREADS)
+@pytest.mark.parametrize("work", staged([sleeps], nightly=[watches, waits_for_a_lock]))
 def test_a_thread_that_waits_hides_no_fault(tmp_path, work):
     with beside(work):
         report = audited(tmp_path, plain_loops.coupled_form)
     assert report.verdict.fault.startswith("records are not independent")
 
 
-@pytest.mark.parametrize("work", THREADS)
+@pytest.mark.parametrize("work", [sleeps, watches, waits_for_a_lock])
 def test_a_thread_that_waits_costs_no_pass(tmp_path, work):
     with beside(work):
         report = audited(tmp_path, plain_loops.mnist_form)
@@ -164,20 +162,23 @@ def noised(x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def test_a_mean_of_the_batch_is_found_beside_draws_on_a_mask(tmp_path):
-    for number, prepare in enumerate(
-        [
-            lambda x: noised(x - x.mean(0), x > 0.5),
+@pytest.mark.parametrize(
+    "prepare",
+    staged(
+        [lambda x: noised(x - x.mean(0), x > 0.5)],
+        nightly=[
             lambda x: noised(x - x.mean(0), x - x.mean(0) > 0.5),
             lambda x: noised(x / (1.0 + x.std(0)), x > 0.5),
-        ]
-    ):
-        report = audited(tmp_path / str(number), trained(prepare))
-        assert report.verdict.outcome != "PASS", number
-        assert report.verdict.outcome == "VIOLATION" or "coupling" in left_out(report)
+        ],
+    ),
+)
+def test_a_mean_of_the_batch_is_found_beside_draws_on_a_mask(tmp_path, prepare):
+    report = audited(tmp_path, trained(prepare))
+    assert report.verdict.outcome != "PASS"
+    assert report.verdict.outcome == "VIOLATION" or "coupling" in left_out(report)
 
 
-@pytest.mark.parametrize("limit", [0.5, 1.5])
+@pytest.mark.parametrize("limit", staged([0.5], nightly=[1.5]))
 def test_draws_on_a_mask_of_a_record_alone_are_not_accused(tmp_path, limit):
     report = audited(tmp_path, trained(lambda x: noised(x, x > limit)))
     assert report.verdict.outcome == "PASS"

@@ -13,12 +13,10 @@ from torch import nn
 from lightning_audit import PrivacyAudit
 from lightning_audit.canaries import Dirac, Mislabeled
 from lightning_audit.dpsgd.opacus import OpacusStep
-from lightning_audit.hooks.gradient_tap import GradientTap
-from lightning_audit.hooks.update_tap import UpdateTap
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.session.begin import begin_session
-from lightning_audit.session.plan import GradientRows, HandedRows, InputSample
+from lightning_audit.session.plan import GradientRows, InputSample
 from lightning_audit.session.planner import Ranks
 from lightning_audit.session.step import AuditSession
 
@@ -49,14 +47,6 @@ def test_a_session_that_goes_on_has_the_coins_and_remarks_of_one_without_a_stop(
     assert second.session.recorder.steps == 12
     assert second.session.planner.notes == whole.session.planner.notes
     assert second.session.releases.late == whole.session.releases.late == 12
-
-
-def test_a_state_is_left_alone_by_the_steps_that_follow():
-    bare = BareSession()
-    state = bare.session.state()
-    bare.session.planner.pass_blockers.append("something")
-    bare.train(2)
-    assert (state["planner"]["pass_blockers"], state["releases"]["late"]) == ([], 0)
 
 
 def test_another_runs_canaries_are_refused():
@@ -120,14 +110,6 @@ def begun(seed: int = 1, kind: type[DPOptimizer] = DPOptimizer, **arguments: Any
     return begin_session(
         OpacusStep(optimizer, {}), audit.config, rng, lambda batches: None, None, Ranks()
     )
-
-
-def test_opacus_steps_get_rows_and_steps_by_hand_hand_them_over():
-    private, by_hand = BareSession().session, BareByHand().session
-    assert isinstance(private.inserter, GradientRows)
-    assert isinstance(private.tap, GradientTap)
-    assert isinstance(by_hand.inserter, HandedRows)
-    assert isinstance(by_hand.tap, UpdateTap)
 
 
 @pytest.mark.parametrize("made", [begun, lambda **a: BareByHand(**a).session])

@@ -16,8 +16,6 @@ import torch
 from hand_written_support import (
     BATCH,
     CLAIM,
-    CLIP,
-    Gradients,
     HandWritten,
     OneByOne,
     OwnOptimizer,
@@ -25,6 +23,7 @@ from hand_written_support import (
 )
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from stages import staged
+from test_canary_sources import ClipsTheMean, weights_of
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -42,11 +41,11 @@ from training_support import (
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Adversarial, Blank, Crafted, Dirac, InputCanary, Mislabeled
-from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, read_observations
+from lightning_audit.record.store import DROPPED, INJECTED, read_observations
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.session.plan import join_batches
 from lightning_audit.stats.tradeoff import SubsampledGaussianTradeoff
-from lightning_audit.testing.faulty import ClipAfterAverage, HalfNoise
+from lightning_audit.testing.faulty import ClipAfterAverage
 
 # --- Trainings with an input canary, and what was read of it.
 
@@ -85,10 +84,6 @@ def assert_unit_signal(directory: Path) -> None:
     assert abs(inside.mean() - out.mean() - 1.0) < 4.0 * error
 
 
-def weights_of(module: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten().double() for p in module.parameters()])
-
-
 def ended(
     directory: Path, make: Callable[[], nn.Module], steps: int, *callbacks: pl.Callback
 ) -> tuple[torch.Tensor, tuple[Any, ...]]:
@@ -117,7 +112,6 @@ def audit_unchanged(canary: InputCanary, **kwargs: Any) -> PrivacyAudit:
     return audit_with(canary, claim=CLAIM, **kwargs)
 
 
-HEAVY = pytest.mark.heavy
 Pair = namedtuple("Pair", "image target")  # as users write them
 
 
@@ -174,20 +168,13 @@ def test_the_canary_joins_every_container(tmp_path, pack):
     assert {len(torch.utils._pytree.tree_leaves(batch)[0]) for batch in seen} == {16}
 
 
-KINDS = [
-    Mislabeled(amplitude=100.0),
-    Blank(),
-    Adversarial(amplitude=10.0),
-    Crafted(amplitude=10.0, steps=20),
-]
-
-
 @pytest.mark.parametrize(
     "canary",
-    [
-        pytest.param(kind, id=type(kind).__name__, marks=[HEAVY] if i else [])
-        for i, kind in enumerate(KINDS)
-    ],
+    staged(
+        [Mislabeled(amplitude=100.0)],
+        nightly=[Blank(), Adversarial(amplitude=10.0), Crafted(amplitude=10.0, steps=20)],
+    ),
+    ids=lambda canary: type(canary).__name__,
 )
 def test_opacus_with_a_canary_passes_and_keeps_weights(tmp_path, canary):
     (plain, before), (audited, states) = (
@@ -202,18 +189,11 @@ def test_opacus_with_a_canary_passes_and_keeps_weights(tmp_path, canary):
     assert report.observations >= 99
 
 
-@pytest.mark.parametrize(
-    ("mode", "kind"),
-    [
-        ("functorch", ClipAfterAverage),
-        pytest.param("hooks", HalfNoise, marks=HEAVY),
-    ],
-)
-def test_faults_of_private_optimizers_are_found(tmp_path, mode, kind):
-    module = Forward(mode=mode, optimizer_class=kind)
+def test_clipping_after_the_average_is_found_in_a_private_optimizer(tmp_path):
+    module = Forward(mode="functorch", optimizer_class=ClipAfterAverage)
     audit = audit_with(Mislabeled(amplitude=100.0), on_violation="warn")
     report = fit(tmp_path, module, audit, max_steps=64)
-    assert status(report, "noise" if kind is HalfNoise else "sensitivity") == "violated"
+    assert status(report, "sensitivity") == "violated"
 
 
 def test_manual_optimization_is_audited(tmp_path):
@@ -238,13 +218,6 @@ def test_the_canary_joins_one_of_the_batches_that_a_step_sums(tmp_path):
     assert_unit_signal(tmp_path)
 
 
-def test_canaries_enter_each_nth_step_only(tmp_path):
-    fit(tmp_path, Forward(), audit_with(Mislabeled(), every_n_steps=4), max_steps=16)
-    planned = records_in(tmp_path)["canaries"]
-    assert (planned[::4] == INJECTED).all()
-    assert (np.delete(planned, np.s_[::4]) == NOT_PLANNED).all()
-
-
 class WithDropout(Forward):
     def __init__(self, **kwargs: Any) -> None:
         net = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, 10))
@@ -260,33 +233,19 @@ class WithDropout(Forward):
 
 
 def test_the_extra_pass_draws_and_logs_nothing(tmp_path):
-    """With the coin "out" in every step, nothing differs from the unaudited training."""
+    """While the coin is "out", nothing differs from the unaudited training."""
     models, logged = [], []
     for name in ("plain", "audited"):
         torch.manual_seed(3)
         module = WithDropout()
-        audit = audit_with(Mislabeled(amplitude=100.0))
+        audit = audit_with(Mislabeled(amplitude=100.0, sampling_rate=1e-9))
         callbacks = [audit] if name == "audited" else []
         trainer = trainer_for(tmp_path / name, *callbacks, max_steps=20)
-        if callbacks:
-            _force_out(audit)
         trainer.fit(module)
         models.append(weights_of(module))
         logged.append(float(trainer.callback_metrics["mean_output_step"]))
     assert torch.equal(*models)
     assert logged[0] == logged[1]
-
-
-def _force_out(audit: PrivacyAudit) -> None:
-    on_start = audit.on_train_start
-
-    def out(trainer: Any, module: Any) -> None:
-        on_start(trainer, module)
-        planner = audit._run.session.planner
-        plan = planner.plan
-        planner.plan = lambda claim: replace(plan(claim), coins=np.zeros(1), added=0)
-
-    audit.on_train_start = out
 
 
 # ------------------------------------------------------------------ coins that are not fair
@@ -304,12 +263,6 @@ def test_a_rare_canary_joins_as_often_as_said_and_flags_no_sound_code(tmp_path):
     assert abs(entries["coins"].sum() - 30) < 4 * 27**0.5
     assert_unit_signal(tmp_path)
     assert "fdp_t" not in {bound.name for bound in report.bounds}
-
-
-def test_clipping_after_the_average_is_found_by_a_rare_canary(tmp_path):
-    module = Forward(optimizer_class=ClipAfterAverage)
-    audit = audit_with(Mislabeled(amplitude=100.0, sampling_rate=0.1), allow=["every_step"])
-    assert status(violation(tmp_path, module, audit, max_steps=150), "sensitivity") == "violated"
 
 
 @pytest.mark.heavy
@@ -383,6 +336,9 @@ def test_the_strategy_is_left_as_it_was_and_the_header_names_the_canary(tmp_path
     assert "training_step" not in vars(trainer.strategy)
 
 
+LINE = r"add `def forward\(self, x\): return self\.net\(x\)`"
+
+
 class _Texts(Forward):
     def train_dataloader(self) -> DataLoader:
         def collate(samples: list[Any]) -> Any:
@@ -397,21 +353,15 @@ class _Texts(Forward):
     [
         (_Texts, Mislabeled(), "type builtins.str at '2.0'"),
         (PrivateModule, Mislabeled(loss=hand_written_loss), "PrivateModule has no forward"),
+        (PrivateModule, Mislabeled(), LINE),
+        (PrivateModule, Blank(), LINE),
     ],
 )
 def test_what_cannot_be_audited_is_refused_at_the_first_batch(tmp_path, module, canary, words):
     trainer = trainer_for(tmp_path, audit_with(canary, allow="sampling.not_poisson"), max_steps=2)
     with pytest.raises(MisconfigurationException, match=words):
         trainer.fit(module())
-
-
-@pytest.mark.parametrize("canary", [Mislabeled(), Blank()])
-def test_a_module_without_forward_is_told_the_line_to_add(tmp_path, canary):
-    trainer = trainer_for(tmp_path, audit_with(canary), max_steps=2)
-    with pytest.raises(MisconfigurationException) as raised:
-        trainer.fit(PrivateModule())
-    assert "add `def forward(self, x): return self.net(x)`" in str(raised.value)
-    assert trainer.fit_loop.epoch_loop.batch_progress.total.ready == 0
+    assert words != LINE or trainer.fit_loop.epoch_loop.batch_progress.total.ready == 0
 
 
 def test_several_processes_are_refused():
@@ -462,7 +412,7 @@ def _outcome(directory: Path, seed: int) -> str:
 @pytest.mark.heavy_one_in(1)
 @pytest.mark.parametrize(
     "seeds",
-    staged(heavy=[range(3), range(3, 6)], nightly=[range(6, 53)]),
+    staged(heavy=[range(3)], nightly=[range(3, 53)]),
     ids=lambda seeds: f"{seeds.start} to {seeds.stop}",
 )
 def test_sound_code_is_not_flagged_in_fifty_runs(tmp_path, seeds):
@@ -519,40 +469,21 @@ def test_the_canarys_sample_draws_from_torchs_generator_where_layers_do(tmp_path
 # --- Hand-written DP-SGD that is not changed is audited by a canary in its batches.
 
 
-class ClipsTheMean(HandWritten):
-    """The mean gradient is clipped, with the noise that per-sample clipping would need."""
-
-    def write_gradient(self, grads: Gradients) -> None:
-        means = {n: g.mean(0) if len(g) else g.sum(0) for n, g in grads.items()}
-        norm = torch.stack([mean.norm() for mean in means.values()]).norm()
-        factor = (CLIP / (norm + 1e-9)).clamp(max=1.0)
-        for name, p in self.net.named_parameters():
-            p.grad = means[name] * factor + self.noise(p) / BATCH
-
-
-class HalfTheNoise(HandWritten):
-    def noise(self, p: torch.Tensor) -> torch.Tensor:
-        return 0.5 * super().noise(p)
-
-
-@pytest.mark.parametrize("sampling_rate", [0.5, 0.1])
-def test_clipping_the_mean_is_found_in_unchanged_code(tmp_path, sampling_rate):
-    canary = Mislabeled(amplitude=100.0, sampling_rate=sampling_rate, **STATED)
+def test_clipping_the_mean_is_found_in_unchanged_code_by_a_rare_canary(tmp_path):
+    canary = Mislabeled(amplitude=100.0, sampling_rate=0.1, **STATED)
     report = violation(tmp_path, ClipsTheMean(ask=False), audit_unchanged(canary), max_steps=200)
     assert status(report, "sensitivity") == "violated"
     assert "clipped" in report.verdict.fault or "no clipping" in report.verdict.fault
 
 
-def test_half_the_noise_is_found_in_unchanged_hand_written_code(tmp_path):
-    audit = audit_unchanged(Mislabeled(amplitude=100.0, **STATED), on_violation="warn")
-    report = fit(tmp_path, HalfTheNoise(ask=False), audit, max_steps=60)
-    assert (status(report, "noise"), status(report, "sensitivity")) == ("violated", "ok")
-
-
 @pytest.mark.parametrize(
     ("kind", "ask"),
-    staged([], [(HandWritten, True)] + [(k, False) for k in (OwnOptimizer, HandWritten, OneByOne)]),
+    staged(
+        heavy=[(HandWritten, False)],
+        nightly=[(HandWritten, True), (OwnOptimizer, False), (OneByOne, False)],
+    ),
 )
+@pytest.mark.heavy_one_in(1)
 def test_sound_code_by_hand_passes(tmp_path, kind, ask):
     models = []
     for name in ("plain", "audited"):
@@ -598,7 +529,6 @@ class SameBatch(HandWritten):
     ("canary", "clip"),
     [
         (Mislabeled(amplitude=100.0, **STATED), 1.0),
-        (Mislabeled(**STATED), 50.0),
         (Blank(**STATED), 50.0),
     ],
 )

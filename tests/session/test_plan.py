@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from lightning_audit.canaries import Constant, Dirac, Random, Spread
 from lightning_audit.canaries.gradient import GradientCanary, Placement, place
@@ -104,14 +103,6 @@ def test_products_are_inner_products_and_combinations_are_plain_loops(mix):
         assert float(combined @ combined) == pytest.approx(norm, rel=1e-12)
 
 
-def test_canaries_that_are_out_add_nothing():
-    _, placement, coordinates, rng = made("sparse")
-    located = coordinates.locate(placement.draw(rng))
-    none = located.combined(np.zeros(len(placement)), coordinates.size)
-    assert none.shape == (coordinates.size,)
-    assert not none.any()
-
-
 def test_moving_canaries_are_located_anew_and_fixed_ones_stay():
     _, placement, coordinates, rng = made("sparse")
     places: list[list[tuple[int, ...]]] = [[], [], [], []]
@@ -135,27 +126,12 @@ PLAN = Plan(
 )
 
 
-def test_what_canaries_add_is_the_clipping_norm_over_the_divisor_along_those_that_are_in():
-    assert PLAN.amounts(2.0, 4) == pytest.approx([1.5 * HALF, 0.0, -1.5 * HALF, 0.0])
-    assert PLAN.dropped().amounts(2.0, 4) is None
-    assert replace(PLAN, coins=np.zeros(2), added=0).amounts(2.0, 4) is None
-
-
 def test_a_canary_that_was_taken_out_counts_as_read_where_it_came_out():
     values, rest = np.array([0.4, 7.0, 0.2, 5.0]), [HALF * 0.2, 7.0]
     assert PLAN.readings(values, None) == pytest.approx([1.0 + rest[0], rest[1]])
     dead = np.array([False, False, True, True])
     assert PLAN.readings(values, dead) == pytest.approx([0.5 + rest[0], rest[1]])
     assert replace(PLAN, status=NOT_PLANNED).readings(values, None).tolist() == [0.0, 0.0]
-
-
-@pytest.mark.parametrize("adds", [True, False])
-def test_only_what_this_process_added_is_taken_out_of_its_sums(adds):
-    sums = [torch.zeros(4)]
-    own = PLAN if adds else replace(PLAN, adds=False, rows=CanaryRows([]))
-    own.clear(sums)
-    taken = [-3.0 * HALF, 0.0, 3.0 * HALF, 0.0] if adds else [0.0] * 4
-    assert sums[0].tolist() == pytest.approx(taken)
 
 
 @pytest.mark.parametrize(

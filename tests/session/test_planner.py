@@ -195,7 +195,6 @@ def test_a_report_that_cannot_be_written_is_refused_in_both_processes(tmp_path):
     assert "MisconfigurationException: the audit cannot write its report to" in said[1]
 
 
-@pytest.mark.heavy
 def test_each_step_is_one_processs_turn_and_all_have_its_coins():
     processes = [Ranks(rank, 3) for rank in range(3)]
     for step in range(7):
@@ -262,8 +261,12 @@ def wrong_in(folder: Path, case: str) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def in_faults(tmp_path_factory, worker_id):
-    return faults_in_both(tmp_path_factory, worker_id, CASES)
+def in_faults(request, tmp_path_factory, worker_id):
+    """Trainings of the cases that this run asks for alone: each takes two processes."""
+    of_items = (getattr(item, "callspec", None) for item in request.session.items)
+    asked = [spec.params.get("case") for spec in of_items if spec is not None]
+    cases = [case for case in asked if isinstance(case, str) and case in CASES]
+    return faults_in_both(tmp_path_factory, worker_id, cases)
 
 
 @pytest.mark.heavy

@@ -351,14 +351,6 @@ def test_without_noise_the_gradient_is_the_sum_over_the_batch_size(mode):
     assert found.sum_norm <= 8 * 0.7
 
 
-def test_the_entries_are_those_of_the_coordinates():
-    optimizer = stepped(1.0)
-    found = noise_reading(optimizer)
-    grads = [p.grad.flatten().double().numpy() for p in optimizer.params]
-    expected = np.concatenate([grads[0][[0, 5, 11]], grads[1][[1]]])
-    np.testing.assert_array_equal(found.released, 8.0 * expected)
-
-
 def test_what_is_left_is_the_noise():
     generator = torch.Generator().manual_seed(7)
     noisy, plain = (
@@ -403,12 +395,6 @@ def test_a_sum_that_became_the_gradient_in_place_is_no_sum():
     found = noise_reading(optimizer)
     assert found.sums is None
     assert found.sum_norm is None
-
-
-def test_what_is_not_wanted_is_not_read():
-    optimizer = stepped(1.0)
-    assert noise_reading(optimizer, number=21).sum_norm is None
-    assert noise_reading(optimizer, alone=False).sums is None
 
 
 def test_gradients_that_are_missing_or_coarse_give_no_reading():

@@ -1,7 +1,6 @@
 """What is recorded and checked does not depend on how steps are grouped, nor on a stop between."""
 
 import io
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,13 +81,7 @@ def audit(**kwargs: Any) -> PrivacyAudit:
 
 
 @pytest.mark.parametrize(
-    ("value", "precision"),
-    [
-        (torch.nan, "32-true"),
-        (torch.inf, "bf16-mixed"),
-        pytest.param(torch.nan, "bf16-mixed", marks=pytest.mark.heavy),
-        pytest.param(torch.inf, "32-true", marks=pytest.mark.heavy),
-    ],
+    ("value", "precision"), [(torch.nan, "32-true"), (torch.inf, "bf16-mixed")]
 )
 def test_nan_record_is_found_at_its_step(tmp_path, value, precision):
     module = InOrder(dataset=data(11, 13, value=value))
@@ -231,12 +224,6 @@ def test_healthy_training_is_not_looked_at(tmp_path, monkeypatch):
     monkeypatch.setattr(LostSteps, "add", lambda *_: looked.append(1))
     assert status(fit(tmp_path, InOrder(dataset=data()), audit(), max_steps=4), "finite") == "ok"
     assert not looked
-
-
-def test_finding_may_be_allowed(tmp_path):
-    allowed = audit(allow=["sampling.not_poisson", "finite"])
-    report = fit(tmp_path, InOrder(dataset=data(2)), allowed, max_steps=1)
-    assert status(report, "finite") == "allowed"
 
 
 # ------------------------------------------------------------------ kept
@@ -474,21 +461,6 @@ def test_asking_for_checks_changes_nothing_for_canaries(monkeypatch):
     assert flags[0].index(True) == 49
 
 
-def json_round_trip(state: dict[str, Any]) -> dict[str, Any]:
-    def plain(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return {"array": value.tolist(), "dtype": str(value.dtype), "shape": value.shape}
-        raise TypeError(type(value))
-
-    def arrays(value: dict[str, Any]) -> Any:
-        if set(value) == {"array", "dtype", "shape"}:
-            return np.array(value["array"], dtype=value["dtype"]).reshape(value["shape"])
-        return value
-
-    loaded: dict[str, Any] = json.loads(json.dumps(state, default=plain), object_hook=arrays)
-    return loaded
-
-
 def torch_round_trip(state: dict[str, Any]) -> dict[str, Any]:
     file = io.BytesIO()
     torch.save(to_tensors(state), file)
@@ -497,17 +469,15 @@ def torch_round_trip(state: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-@pytest.mark.parametrize("round_trip", [json_round_trip, torch_round_trip])
-@pytest.mark.parametrize("stop", [0, 1, 33, 104, 127])
-@pytest.mark.one_in(3)
-def test_a_resumed_run_is_one_without_a_stop(tmp_path, round_trip, stop):
+@pytest.mark.parametrize("stop", [0, 33, 127])
+def test_a_resumed_run_is_one_without_a_stop(tmp_path, stop):
     steps, whole = seen(150), recorder(tmp_path / "whole")
     first = recorder(tmp_path / "parts")
     for step in steps:
         whole.take(step)
     for step in steps[:stop]:
         first.take(step)
-    state = round_trip(first.state())
+    state = torch_round_trip(first.state())
     first.take(striking("too large"))  # a step after the checkpoint, undone by the stop
     first.flush()
     first.store.close(archive=False)

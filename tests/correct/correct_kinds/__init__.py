@@ -6,20 +6,10 @@ noise of sigma times the clipping norm is added to the sum once in a step, batch
 nothing else of the records reaches the weights.
 """
 
-from correct_kinds import (
-    generative,
-    hands,
-    pictures,
-    recommend,
-    series,
-    surveys,
-    tabular,
-    text,
-    updates,
-)
+from correct_kinds import generative, hands, pictures, recommend, tabular, text, updates
 from correct_kinds.base import REGISTERED, Kind
 
-_THEMES = (tabular, surveys, text, series, recommend, pictures, generative, updates, hands)
+_THEMES = (tabular, text, recommend, pictures, generative, updates, hands)
 KINDS: tuple[Kind, ...] = tuple(
     kind for theme in _THEMES for kind in REGISTERED if kind.module.__module__ == theme.__name__
 )

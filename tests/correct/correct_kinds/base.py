@@ -1,7 +1,8 @@
 """What the kinds share: a private training with Opacus, one by hand, and the list of kinds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import pytorch_lightning as pl
@@ -15,10 +16,22 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 import lightning_audit
+from correct_kinds.data import flat_digits
 from lightning_audit import PrivacyClaim
 
 STEPS = 60
 Gradients = dict[str, torch.Tensor]
+
+
+def mlp(*widths: int, act: type[nn.Module] = nn.Tanh) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for a, b in pairwise(widths):
+        layers += [nn.Linear(a, b), act()]
+    return nn.Sequential(*layers[:-1])
+
+
+def row_norms(rows: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in rows]).norm(dim=0)
 
 
 class Training(NamedTuple):
@@ -67,6 +80,11 @@ class Base(pl.LightningModule):
 
     trainer_arguments: ClassVar[dict[str, Any]] = {}
     datamodule_class: ClassVar[Any] = None
+    Net: ClassVar[Any] = None
+    #: Of a net of linear layers, where there is no other `Net`.
+    widths: ClassVar[tuple[int, ...]] = (64, 16, 10)
+    #: Makes the records from the seed.
+    source: ClassVar[Any] = staticmethod(flat_digits)
 
     def __init_subclass__(cls, kind: str = "") -> None:
         super().__init_subclass__()
@@ -81,10 +99,10 @@ class Base(pl.LightningModule):
         self.set_up()
 
     def make_net(self) -> nn.Module:
-        return self.Net()
+        return self.Net() if self.Net else mlp(*self.widths)
 
     def make_data(self) -> Dataset[Any]:
-        raise NotImplementedError
+        return self.source(self.seed)
 
     def set_up(self) -> None:
         """Make generators and public things, where there are any."""
@@ -139,7 +157,7 @@ class Manual(Private):
         self.automatic_optimization = False
 
     def loss(self, batch: Any) -> torch.Tensor:
-        raise NotImplementedError
+        return functional.cross_entropy(self.net(batch[0]), batch[1])
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         optimizer = self.optimizers()
@@ -185,25 +203,41 @@ class ByHand(Base):
         return functional_call(self.net, params, tuple(part[None] for part in x))[0]
 
     def loss(self, params: Gradients, *record: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+        x, y = record
+        return functional.cross_entropy(self.call(params, x), y)
 
     def sample_gradients(self, *batch: torch.Tensor) -> Gradients:
         dims = (None, *(0 for _ in batch))
         return vmap(grad(self.loss), dims, randomness=self.randomness)(self.params(), *batch)
 
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        return (self.clip / (norms + 1e-9)).clamp(max=1.0)
+
     def clipped_sums(self, grads: Gradients) -> Gradients:
-        norms = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in grads.values()]).norm(dim=0)
-        factors = (self.clip / (norms + 1e-9)).clamp(max=1.0)
+        factors = self.factors(row_norms(grads.values()))
         return {name: torch.einsum("i,i...", factors, g) for name, g in grads.items()}
 
     def noise(self, total: torch.Tensor) -> torch.Tensor:
         return self.sigma * self.clip * torch.randn_like(total)
 
+    def noisy(self, sums: Gradients) -> Gradients:
+        return {name: (s + self.noise(s)) / self.batch_size for name, s in sums.items()}
+
     def write(self, sums: Gradients) -> None:
+        noisy = self.noisy(sums)
         for name, p in self.net.named_parameters():
-            p.grad = (sums[name] + self.noise(sums[name])) / self.batch_size
+            p.grad = noisy[name]
+
+    def rows_of(self, *batch: torch.Tensor) -> Gradients:
+        return lightning_audit.per_sample(self.sample_gradients(*batch), module=self)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        grads = lightning_audit.per_sample(self.sample_gradients(*batch), module=self)
-        self.write(self.clipped_sums(grads))
+        self.write(self.clipped_sums(self.rows_of(*batch)))
         self.optimizers().step()
+
+
+class NoCall(ByHand):
+    """By hand as public code has it: nothing of lightning_audit in the module."""
+
+    def rows_of(self, *batch: torch.Tensor) -> Gradients:
+        return self.sample_gradients(*batch)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris
 from torch.utils.data import Dataset, TensorDataset
 
 
@@ -32,12 +32,12 @@ def public_digits(records: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
     return digits(1500, records)
 
 
-def images(records: int = 500) -> TensorDataset:
-    x, y = digits(records=records)
+def images(seed: int = 0) -> TensorDataset:
+    x, y = digits()
     return TensorDataset(x.view(-1, 1, 8, 8), y)
 
 
-def flat_digits(records: int = 500) -> TensorDataset:
+def flat_digits(seed: int = 0, records: int = 500) -> TensorDataset:
     return TensorDataset(*digits(records=records))
 
 
@@ -47,20 +47,19 @@ def cancer(records: int = 500) -> tuple[torch.Tensor, torch.Tensor]:
     return tensors(np.log1p(x[:records]) / 4.0, y[:records])
 
 
-def diabetes(records: int = 440) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ten features of size one, and the progression over a hundred."""
+def tumours(seed: int = 0) -> TensorDataset:
+    return TensorDataset(*cancer())
+
+
+def diabetes(seed: int = 0) -> TensorDataset:
+    """Ten features of size one, and the progression over a hundred, of 440 people."""
     x, y = load_diabetes(return_X_y=True)
-    return tensors(x[:records] * 20.0, y[:records] / 100.0)
+    return TensorDataset(*tensors(x[:440] * 20.0, y[:440] / 100.0))
 
 
-def wine() -> tuple[torch.Tensor, torch.Tensor]:
-    x, y = load_wine(return_X_y=True)
-    return tensors(np.log1p(x) / 4.0, y)
-
-
-def iris() -> tuple[torch.Tensor, torch.Tensor]:
+def iris(seed: int = 0) -> TensorDataset:
     x, y = load_iris(return_X_y=True)
-    return tensors(x / 4.0 - 1.0, y)
+    return TensorDataset(*tensors(x / 4.0 - 1.0, y))
 
 
 def normals(seed: int, *shape: int) -> np.ndarray:

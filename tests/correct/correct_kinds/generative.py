@@ -8,17 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import TensorDataset
 
 from correct_kinds.base import Private
-from correct_kinds.data import flat_digits
-
-
-class Images(Private):
-    """What the kinds of this module share."""
-
-    def make_data(self) -> TensorDataset:
-        return flat_digits()
 
 
 class Autoencoder(nn.Module):
@@ -35,12 +26,11 @@ class Autoencoder(nn.Module):
         return self.decode(code), mean, log_variance
 
 
-class Variational(Images, kind="variational-autoencoder"):
+class Variational(Private, kind="variational-autoencoder"):
     """Correct: each record's code has noise of its own. Unusual: the model draws it in forward,
     from the generator that Opacus' noise comes from as well."""
 
-    def make_net(self) -> nn.Module:
-        return Autoencoder()
+    Net = Autoencoder
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         scores, mean, log_variance = self.net(batch[0])
@@ -59,12 +49,11 @@ class Denoiser(nn.Module):
         return self.body(torch.cat([x, self.time(t)], dim=1))
 
 
-class Diffusion(Images, kind="diffusion-own-generator"):
+class Diffusion(Private, kind="diffusion-own-generator"):
     """Correct: a record has its own timestep and noise. Unusual: an own torch.Generator of the
     module draws both before the forward pass; AdamW with warm-up."""
 
-    def make_net(self) -> nn.Module:
-        return Denoiser()
+    Net = Denoiser
 
     def set_up(self) -> None:
         self.draws = torch.Generator().manual_seed(self.seed)
@@ -98,12 +87,11 @@ class OneTimestep(Diffusion, kind="diffusion-one-timestep"):
         return torch.full((records,), self.clock.randrange(50))
 
 
-class Corrupted(Images, kind="denoising-numpy-on-device"):
+class Corrupted(Private, kind="denoising-numpy-on-device"):
     """Correct: pixels of a record are deleted on its own. Unusual: the corruption is drawn by
     numpy's global generator in on_after_batch_transfer, and the target is the clean image."""
 
-    def make_net(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 64))
+    widths = (64, 32, 64)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         x, _ = batch

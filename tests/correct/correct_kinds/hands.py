@@ -1,7 +1,6 @@
 """DP-SGD by hand: loops, chunks, views, secure noise, and work before and after the release."""
 
 import dataclasses
-import os
 import random
 import secrets
 from typing import Any
@@ -11,32 +10,17 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
-from torch.utils.data import TensorDataset
 
 import lightning_audit
-from correct_kinds.base import ByHand, Gradients
-from correct_kinds.data import cancer, diabetes, flat_digits, normals, public_digits, tensors
+from correct_kinds.base import ByHand, Gradients, row_norms
+from correct_kinds.data import diabetes, tumours
 
 
 def norm_of(sample: Gradients) -> torch.Tensor:
     return torch.stack([g.norm() for g in sample.values()]).norm()
 
 
-class Digits(ByHand):
-    """What the kinds of this module share."""
-
-    def make_net(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
-
-    def make_data(self) -> TensorDataset:
-        return flat_digits()
-
-    def loss(self, params: Gradients, *record: torch.Tensor) -> torch.Tensor:
-        x, y = record
-        return functional.cross_entropy(self.call(params, x), y)
-
-
-class SystemNoise(Digits, kind="loop-system-noise"):
+class SystemNoise(ByHand, kind="loop-system-noise"):
     """Correct: noise from the operating system's generator, on the clipped sum. Unusual: a loop
     over records in which random.Random of the module draws a shift, and slow secure noise."""
 
@@ -67,7 +51,7 @@ class SystemNoise(Digits, kind="loop-system-noise"):
             sums[name] += factor * g
 
 
-class Chunks(Digits, kind="chunks-unseeded"):
+class Chunks(ByHand, kind="chunks-unseeded"):
     """Correct: each record is clipped, sums of chunks are added, noise once. Unusual: an unseeded
     `default_rng()` for each chunk, whose noise is added to the inputs of its rows."""
 
@@ -86,20 +70,7 @@ class Chunks(Digits, kind="chunks-unseeded"):
         self.optimizers().step()
 
 
-class ManyViews(Digits, kind="many-views-by-hand"):
-    """Correct: the gradients of a record's views are averaged before clipping. Unusual:
-    augmentation multiplicity of De et al. 2022, views by numpy's global generator."""
-
-    def sample_gradients(self, *batch: torch.Tensor) -> Gradients:
-        x, y = batch
-        views = []
-        for _ in range(4):
-            noise = np.random.standard_normal(tuple(x.shape)).astype(np.float32)
-            views.append(super().sample_gradients(x + 0.1 * torch.from_numpy(noise), y))
-        return {name: torch.stack([v[name] for v in views]).mean(0) for name in views[0]}
-
-
-class MaskedWeights(Digits, kind="random-mask-before-clipping"):
+class MaskedWeights(ByHand, kind="random-mask-before-clipping"):
     """Correct: a mask over weights that is drawn without a look at the records, before clipping.
     Unusual: draws between per-sample gradients and noise; only noise where the mask is zero."""
 
@@ -111,7 +82,7 @@ class MaskedWeights(Digits, kind="random-mask-before-clipping"):
         self.optimizers().step()
 
 
-class DropoutInVmap(Digits, kind="dropout-in-vmap-released"):
+class DropoutInVmap(ByHand, kind="dropout-in-vmap-released"):
     """Correct: every record has a dropout mask of its own. Unusual: dropout within vmap with
     randomness "different", then momentum and a rate that follows the released gradient."""
 
@@ -124,10 +95,8 @@ class DropoutInVmap(Digits, kind="dropout-in-vmap-released"):
         return torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        grads = lightning_audit.per_sample(self.sample_gradients(*batch), module=self)
-        sums = self.clipped_sums(grads)
-        noisy = {name: (s + self.noise(s)) / self.batch_size for name, s in sums.items()}
-        noisy = lightning_audit.released(noisy, module=self)
+        grads = self.rows_of(*batch)
+        noisy = lightning_audit.released(self.noisy(self.clipped_sums(grads)), module=self)
         for name, p in self.net.named_parameters():
             p.grad = noisy[name].clone()
         optimizer = self.optimizers()
@@ -136,62 +105,15 @@ class DropoutInVmap(Digits, kind="dropout-in-vmap-released"):
         optimizer.step()
 
 
-class PublicGradient(Digits, kind="public-gradient-added"):
-    """Correct: the gradient of public images is added to the release. Unusual: the update uses
-    more than the noisy gradient; public images are drawn by random.Random after the noise."""
-
-    def set_up(self) -> None:
-        self.public, self.draws = public_digits(), random.Random(self.seed)
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        grads = lightning_audit.per_sample(self.sample_gradients(*batch), module=self)
-        sums = self.clipped_sums(grads)
-        noisy = {name: (s + self.noise(s)) / self.batch_size for name, s in sums.items()}
-        noisy = lightning_audit.released(noisy, module=self)
-        x, y = (part[self.draws.sample(range(200), k=20)] for part in self.public)
-        public = torch.autograd.grad(
-            functional.cross_entropy(self.net(x), y), list(self.net.parameters())
-        )
-        for (name, p), own in zip(self.net.named_parameters(), public, strict=True):
-            p.grad = noisy[name] + 0.2 * own
-        self.optimizers().step()
-
-
-class BoxMuller(ByHand, kind="box-muller-closed-form"):
-    """Correct: normal noise by the transform of Box and Muller from os.urandom. Unusual: the
-    gradients of a linear model in closed form, without autograd, targets jittered per row."""
-
-    def make_net(self) -> nn.Module:
-        return nn.Linear(60, 10)
-
-    def make_data(self) -> TensorDataset:
-        x = normals(self.seed, 500, 60) / 4
-        return TensorDataset(*tensors(x, x[:, :10] + 0.1 * normals(self.seed + 1, 500, 10)))
-
-    def sample_gradients(self, *batch: torch.Tensor) -> Gradients:
-        x, y = batch
-        y = y + torch.stack([0.05 * torch.randn(10) for _ in y])
-        error = self.net(x).detach() - y
-        return {"weight": error[:, :, None] * x[:, None, :], "bias": error}
-
-    def noise(self, total: torch.Tensor) -> torch.Tensor:
-        drawn = np.frombuffer(os.urandom(16 * total.numel()), dtype=np.uint64)
-        first, second = ((drawn >> np.uint64(11)) + 0.5).reshape(2, -1) / 2.0**53
-        normal = np.sqrt(-2 * np.log(first)) * np.cos(2 * np.pi * second)
-        return (self.sigma * self.clip) * torch.tensor(normal, dtype=torch.float32).view_as(total)
-
-
-class AutomaticClipping(Digits, kind="automatic-clipping"):
+class AutomaticClipping(ByHand, kind="automatic-clipping"):
     """Correct: g / (|g| + 0.01) has a norm below one, which is the claimed clipping norm. Unusual:
     there is no threshold; a torch.Generator seeded by `secrets` draws noise in one draw."""
 
     def set_up(self) -> None:
         self.secure = torch.Generator().manual_seed(secrets.randbits(62))
 
-    def clipped_sums(self, grads: Gradients) -> Gradients:
-        norms = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in grads.values()]).norm(dim=0)
-        factors = self.clip / (norms + 0.01)
-        return {name: torch.einsum("i,i...", factors, g) for name, g in grads.items()}
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        return self.clip / (norms + 0.01)
 
     def write(self, sums: Gradients) -> None:
         sizes = [total.numel() for total in sums.values()]
@@ -206,13 +128,7 @@ class LayerNorms(ByHand, kind="layer-clipping-by-hand"):
     clipped by layer by hand; noise on targets drawn in the loss, the same for each record."""
 
     randomness = "same"
-    batch_size = 22
-
-    def make_net(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(10, 32), nn.ELU(), nn.Linear(32, 1))
-
-    def make_data(self) -> TensorDataset:
-        return TensorDataset(*diabetes())
+    batch_size, widths, source = 22, (10, 32, 1), staticmethod(diabetes)
 
     def loss(self, params: Gradients, *record: torch.Tensor) -> torch.Tensor:
         x, y = record
@@ -221,25 +137,19 @@ class LayerNorms(ByHand, kind="layer-clipping-by-hand"):
     def clipped_sums(self, grads: Gradients) -> Gradients:
         sums = {}
         for name, g in grads.items():
-            norms = g.reshape(len(g), -1).norm(dim=1)
-            factors = (self.clip / len(grads) ** 0.5 / (norms + 1e-9)).clamp(max=1.0)
+            factors = (self.clip / len(grads) ** 0.5 / (row_norms([g]) + 1e-9)).clamp(max=1.0)
             sums[name] = torch.einsum("i,i...", factors, g)
         return sums
 
 
-class SelfDistilled(Digits, kind="self-distilled-by-hand"):
+class SelfDistilled(ByHand, kind="self-distilled-by-hand"):
     """Correct: the teacher is an average of released weights, which is post-processing. Unusual:
     functional_call of the averaged weights within the loss; secrets chooses when it is used."""
 
+    widths, source = (30, 24, 2), staticmethod(tumours)
+
     def set_up(self) -> None:
         self.average = {name: p.clone() for name, p in self.params().items()}
-
-    def make_data(self) -> TensorDataset:
-        x, y = cancer()
-        return TensorDataset(x, y)
-
-    def make_net(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(30, 24), nn.ReLU(), nn.Linear(24, 2))
 
     def loss(self, params: Gradients, *record: torch.Tensor) -> torch.Tensor:
         x, y = record
@@ -255,46 +165,43 @@ class SelfDistilled(Digits, kind="self-distilled-by-hand"):
             self.average[name].lerp_(p, 0.1)
 
 
-class OneNoisyNumber(Digits, kind="zeroth-order-one-number"):
+class ZerothOrder(ByHand):
+    def numbers(self, batch: Any, along: Gradients, shift: float) -> torch.Tensor:
+        """Each record's difference of losses along a direction, by length."""
+        losses = []
+        for by in (shift, -shift):
+            moved = {n: p + by * along[n] / norm_of(along) for n, p in self.params().items()}
+            outputs = functional_call(self.net, moved, (batch[0],))
+            losses.append(functional.cross_entropy(outputs, batch[1], reduction="none").detach())
+        return (losses[0] - losses[1]) / (2 * shift)
+
+
+class OneNoisyNumber(ZerothOrder, kind="zeroth-order-one-number"):
     """Correct: each record's difference of losses along a public direction is clipped, and the sum
     has noise. Unusual: one noisy number a step (DPZero), so that no entry has noise of its own."""
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         public = torch.Generator().manual_seed(1000 + batch_idx)
-        params = self.params()
-        along = {n: torch.randn(p.shape, generator=public) for n, p in params.items()}
-        length = norm_of(along)
-        both = []
-        for shift in (1e-3, -1e-3):
-            moved = {n: p + shift * along[n] / length for n, p in params.items()}
-            outputs = functional_call(self.net, moved, (batch[0],))
-            both.append(functional.cross_entropy(outputs, batch[1], reduction="none").detach())
-        numbers = ((both[0] - both[1]) / 2e-3).clamp(-self.clip, self.clip)
+        along = {n: torch.randn(p.shape, generator=public) for n, p in self.params().items()}
+        length, numbers = norm_of(along), self.numbers(batch, along, 1e-3)
+        numbers = numbers.clamp(-self.clip, self.clip)
         noisy = (numbers.sum() + self.noise(numbers.sum())) / self.batch_size
         for name, p in self.net.named_parameters():
             p.grad = noisy * along[name] / length
         self.optimizers().step()
 
 
-class HandedNumbers(Digits, kind="zeroth-order-rows-handed-over"):
+class HandedNumbers(ZerothOrder, kind="zeroth-order-rows-handed-over"):
     """Correct: a record's row is its difference of losses times a public direction, clipped to C;
     the noise is one number times this direction. Unusual: rows go through `per_sample`, and crafted
     rows in their place have other directions than the noise (DPZero, DP-ZO)."""
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        params = self.params()
-        along = {n: torch.randn_like(p) for n, p in params.items()}
-        length = norm_of(along)
-        both = []
-        for shift in (1e-2, -1e-2):
-            moved = {n: p + shift * along[n] / length for n, p in params.items()}
-            outputs = functional_call(self.net, moved, (batch[0],))
-            both.append(functional.cross_entropy(outputs, batch[1], reduction="none").detach())
-        numbers = (both[0] - both[1]) / 2e-2
+        along = {n: torch.randn_like(p) for n, p in self.params().items()}
+        length, numbers = norm_of(along), self.numbers(batch, along, 1e-2)
         grads = {n: torch.einsum("i,...->i...", numbers, a / length) for n, a in along.items()}
         grads = lightning_audit.per_sample(grads, module=self)
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads.values()]).norm(dim=0)
-        factors = (self.clip / (norms + 1e-9)).clamp(max=1.0)
+        factors = self.factors(row_norms(grads.values()))
         drawn = self.noise(factors.sum())
         for name, p in self.net.named_parameters():
             total = torch.einsum("i,i...->...", factors, grads[name])
@@ -302,7 +209,7 @@ class HandedNumbers(Digits, kind="zeroth-order-rows-handed-over"):
         self.optimizers().step()
 
 
-class TreeNoise(Digits, kind="tree-noise-of-prefix-sums"):
+class TreeNoise(ByHand, kind="tree-noise-of-prefix-sums"):
     """Correct: the noise of each prefix sum is that of the nodes of a binary tree (DP-FTRL).
     Unusual: the noise of a step is the difference of two prefixes, correlated with earlier steps;
     no epsilon is stated, since DP-SGD's accounting does not hold."""

@@ -9,10 +9,10 @@ import torch
 from opacus.data_loader import DPDataLoader
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from correct_kinds.base import Private
-from correct_kinds.data import Changed, flat_digits, images, public_digits
+from correct_kinds.data import Changed, images, public_digits
 
 
 def small_conv() -> nn.Sequential:
@@ -31,13 +31,7 @@ def small_conv() -> nn.Sequential:
 class Pictures(Private):
     """What the kinds of this module share."""
 
-    rate = 0.2
-
-    def make_net(self) -> nn.Module:
-        return small_conv()
-
-    def make_data(self) -> Dataset[Any]:
-        return images()
+    rate, Net, source = 0.2, staticmethod(small_conv), staticmethod(images)
 
 
 def shifted(image: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,11 +111,8 @@ class RandomDepth(Private, kind="stochastic-depth"):
         blocks = (Block(kept) for kept in (0.9, 0.7, 0.5))
         return nn.Sequential(nn.Linear(64, 32), *blocks, nn.Linear(32, 10))
 
-    def make_data(self) -> TensorDataset:
-        return flat_digits()
 
-
-class RandomWidth(RandomDepth, kind="slimmable-width"):
+class RandomWidth(Private, kind="slimmable-width"):
     """Correct: the width is drawn for the step, without a look at the records. Unusual: a slimmable
     net whose units above the width have no gradient in that step, by Python's `random`."""
 
@@ -134,37 +125,8 @@ class RandomWidth(RandomDepth, kind="slimmable-width"):
             width = random.choice((16, 32, 48, 64))
             return self.last(torch.relu(self.first(x)) * (torch.arange(64) < width))
 
-    def make_net(self) -> nn.Module:
-        return self.Net()
 
-
-class Distilled(RandomDepth, kind="distilled-public-teacher"):
-    """Correct: the teacher is public, and answers record by record. Unusual: the teacher has
-    dropout that is on, and a temperature is drawn in the loss."""
-
-    def make_net(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-
-    def set_up(self) -> None:
-        x, y = public_digits()
-        teacher = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10))
-        optimizer = torch.optim.Adam(teacher.parameters(), lr=0.01)
-        for _ in range(40):
-            optimizer.zero_grad()
-            functional.cross_entropy(teacher(x), y).backward()
-            optimizer.step()
-        self.__dict__["teacher"] = teacher.requires_grad_(requires_grad=False)
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        x, y = batch
-        scores = self.net(x)
-        temperature = 1.0 + 2.0 * torch.rand(())
-        soft = functional.softmax(self.teacher(x) / temperature, dim=1)
-        told = -(soft * functional.log_softmax(scores / temperature, dim=1)).sum(1).mean()
-        return 0.7 * told + 0.3 * functional.cross_entropy(scores, y)
-
-
-class Adapters(RandomDepth, kind="adapters-noisy-features"):
+class Adapters(Private, kind="adapters-noisy-features"):
     """Correct: the backbone is public and frozen, and adapters see one record each. Unusual: noise
     on the features (numpy Generator of the module), and an up-projection that starts at zero."""
 
@@ -180,6 +142,3 @@ class Adapters(RandomDepth, kind="adapters-noisy-features"):
             h = torch.relu(self.backbone(x) + self.up(self.down(x)))
             noise = self.rng.normal(0, 0.05, tuple(h.shape)).astype(np.float32)
             return self.head(h + torch.from_numpy(noise))
-
-    def make_net(self) -> nn.Module:
-        return self.Net()

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from correct_kinds.base import ByHand, Gradients, Private
-from correct_kinds.data import Changed, flat_digits, normals, public_digits, tensors
+from correct_kinds.base import ByHand, Gradients, Private, mlp
+from correct_kinds.data import flat_digits, normals, public_digits, tensors
 
 USERS, ITEMS = 80, 50
 
@@ -34,41 +34,11 @@ class Factors(nn.Module):
         return (self.user(user)[:, None] * self.item(items)).sum(2)
 
 
-class Negatives(Private, kind="negatives-in-getitem"):
-    """Correct: an interaction and its negatives are one record, with noise on all rows of both
-    tables. Unusual: an unseeded `default_rng()` in `__getitem__` draws the negatives."""
-
-    rate = 1.0
-
-    def make_net(self) -> nn.Module:
-        return Factors()
-
-    def make_data(self) -> Changed:
-        def with_negatives(user: torch.Tensor, item: torch.Tensor) -> Any:
-            wrong = torch.from_numpy(np.random.default_rng().integers(0, ITEMS, 4))
-            return user, torch.cat([item[None], wrong])
-
-        return Changed(interactions(self.seed), with_negatives)
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        scores = self.net(*batch)
-        right = torch.zeros_like(scores)
-        right[:, 0] = 1.0
-        losses = functional.binary_cross_entropy_with_logits(scores, right, reduction="none")
-        return losses.mean(1).mean()
-
-
 class PairwiseRanking(Private, kind="pairwise-rejection-sampling"):
     """Correct: a pair of a record is its own. Unusual: rejection sampling by Python's `random`
     until the negative differs, so that a record uses an unknown number of draws."""
 
-    rate = 1.0
-
-    def make_net(self) -> nn.Module:
-        return Factors()
-
-    def make_data(self) -> TensorDataset:
-        return interactions(self.seed)
+    rate, Net, source = 1.0, Factors, staticmethod(interactions)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         users, items = batch
@@ -90,8 +60,7 @@ class TwoTowers(Private, kind="two-towers-public-catalogue"):
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.user = nn.Sequential(nn.Linear(10, 24), nn.ReLU(), nn.Linear(24, 8))
-            self.item = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 8))
+            self.user, self.item = mlp(10, 24, 8), mlp(6, 24, 8)
 
         def forward(self, user: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
             return (self.user(user)[:, None] * self.item(items)).sum(2)
@@ -121,8 +90,7 @@ class PublicAnchors(Private, kind="triplets-public-anchors"):
     Unusual: in a loop over the records a positive and a negative anchor are drawn with `secrets`
     after the forward pass."""
 
-    def make_net(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8))
+    widths = (64, 32, 8)
 
     def make_data(self) -> TensorDataset:
         self.anchors, self.labels = public_digits()
@@ -171,13 +139,7 @@ class SharedCandidates(ByHand, kind="sampled-softmax-by-hand"):
     """Correct: all records of a step meet the same candidates, drawn without a look at them.
     Unusual: sampled softmax by vmap, candidates by numpy's global generator."""
 
-    rate = 1.0
-
-    def make_net(self) -> nn.Module:
-        return Factors()
-
-    def make_data(self) -> TensorDataset:
-        return interactions(self.seed)
+    rate, Net, source = 1.0, Factors, staticmethod(interactions)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         self.candidates = torch.from_numpy(np.random.choice(ITEMS, 16, replace=False))

@@ -1,6 +1,8 @@
-"""Tables: embeddings, missing values, survival, prices, counts, quantiles, ordered classes."""
+"""Tables: embeddings, missing values, ordered classes, places, equal records."""
 
 import math
+import os
+import random
 from typing import Any
 
 import numpy as np
@@ -9,12 +11,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from correct_kinds.base import Private
-from correct_kinds.data import Changed, normals, tensors
-
-
-def regressor(width: int, out: int = 1, hidden: int = 32) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, out))
+from correct_kinds.base import Private, mlp
+from correct_kinds.data import Changed, iris, normals, tensors
 
 
 class Columns(nn.Module):
@@ -23,7 +21,7 @@ class Columns(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.job, self.town = nn.Embedding(12, 4), nn.Embedding(40, 6)
-        self.head = regressor(4 + 6 + 10)
+        self.head = mlp(4 + 6 + 10, 32, 1)
 
     def forward(self, job: Any, town: Any, numbers: Any) -> torch.Tensor:
         known = numbers.isfinite()
@@ -36,8 +34,7 @@ class MissingValues(Private, kind="tabular-missing-values"):
     """Correct: each row is imputed by constants. Unusual: NaN in the batch, and more values
     dropped at random by a numpy Generator that the module holds."""
 
-    def make_net(self) -> nn.Module:
-        return Columns()
+    Net = Columns
 
     def make_data(self) -> TensorDataset:
         self.rng = np.random.default_rng(self.seed)
@@ -52,58 +49,6 @@ class MissingValues(Private, kind="tabular-missing-values"):
         drop = torch.from_numpy(self.rng.random(tuple(numbers.shape)) < 0.1)
         numbers = numbers.masked_fill(drop, math.nan)
         return functional.binary_cross_entropy_with_logits(self.net(job, town, numbers), y)
-
-
-class CoxPublicRiskSet(Private, kind="cox-public-risk-set"):
-    """Correct: the partial likelihood compares a record with a public cohort, never with the
-    batch. Unusual: a part of the cohort is drawn in each step by an own torch.Generator."""
-
-    def make_net(self) -> nn.Module:
-        return regressor(8)
-
-    def make_data(self) -> TensorDataset:
-        self.draws = torch.Generator().manual_seed(self.seed)
-        x = normals(self.seed, 480, 8)
-        times = np.exp(-x[:, 1] + 0.3 * normals(self.seed + 1, 480))
-        public = normals(99, 200, 8)
-        self.cohort, self.times = tensors(public, np.exp(-public[:, 1]))
-        return TensorDataset(*tensors(x, times))
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        x, time = batch
-        chosen = torch.randperm(200, generator=self.draws)[:64]
-        with torch.no_grad():
-            others = self.net(self.cohort[chosen])[:, 0]
-        at_risk = self.times[chosen] >= time[:, None]
-        own = self.net(x)[:, 0]
-        rest = others.expand(len(x), -1).masked_fill(~at_risk, -1e4)
-        return (torch.logsumexp(torch.cat([own[:, None], rest], dim=1), dim=1) - own).mean()
-
-
-class Prices(Private, kind="log-prices"):
-    """Correct: a house's price is jittered on its own. Unusual: log targets, jitter by numpy's
-    global generator in `__getitem__`, cosine annealing by steps."""
-
-    def make_net(self) -> nn.Module:
-        return regressor(6)
-
-    def make_data(self) -> Changed:
-        x = normals(self.seed, 480, 6)
-        price = np.exp(11 + 0.4 * x[:, 0] + 0.1 * normals(self.seed + 1, 480))
-
-        def jitter(features: torch.Tensor, price: torch.Tensor) -> Any:
-            return features, torch.log1p(price * float(np.random.uniform(0.95, 1.05)))
-
-        return Changed(TensorDataset(*tensors(x, price)), jitter)
-
-    def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
-        annealed = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": annealed, "interval": "step"}}
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        x, price = batch
-        return functional.huber_loss(self.net(x)[:, 0] + 11.0, price)
 
 
 class Cutpoints(nn.Module):
@@ -123,7 +68,7 @@ class Ordinal(Private, kind="ordinal-cutpoints"):
     Opacus computes per-sample gradients with functorch."""
 
     def make_net(self) -> nn.Module:
-        return nn.Sequential(regressor(6), Cutpoints())
+        return nn.Sequential(mlp(6, 32, 1), Cutpoints())
 
     def make_data(self) -> TensorDataset:
         x = normals(self.seed, 480, 6)
@@ -135,3 +80,34 @@ class Ordinal(Private, kind="ordinal-cutpoints"):
         below = torch.sigmoid(self.net(x))
         ends = functional.pad(functional.pad(below, (1, 0), value=0.0), (0, 1), value=1.0)
         return -(ends[:, 1:] - ends[:, :-1]).gather(1, y[:, None]).clamp(min=1e-6).log().mean()
+
+
+class Places(Private, kind="geo-urandom"):
+    """Correct: each place is displaced on its own. Unusual: the displacement of a row comes from
+    os.urandom in `__getitem__`, and Fourier features were drawn by random.Random."""
+
+    widths = (32, 32, 1)
+
+    def make_data(self) -> Changed:
+        own = random.Random(self.seed)
+        waves = torch.tensor([[own.gauss(0, 3) for _ in range(16)] for _ in range(2)])
+        where = np.random.default_rng(self.seed).uniform(-1, 1, (480, 2))
+        height = np.sin(4 * where[:, 0]) * where[:, 1]
+
+        def displaced(place: torch.Tensor, height: torch.Tensor) -> Any:
+            moves = np.frombuffer(os.urandom(8), dtype=np.uint32) / 2**32 - 0.5
+            phase = (place + 0.02 * torch.tensor(moves, dtype=torch.float32)) @ waves
+            return torch.cat([phase.sin(), phase.cos()]), height
+
+        return Changed(TensorDataset(*tensors(where, height)), displaced)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, height = batch
+        return functional.mse_loss(self.net(x)[:, 0], height)
+
+
+class Flowers(Private, kind="iris-equal-records"):
+    """Correct: records are drawn independently, and equal ones are different flowers. Unusual:
+    two records of iris are equal, and batches are small."""
+
+    batch_size, widths, source = 16, (4, 100, 3), staticmethod(iris)

@@ -3,12 +3,11 @@
 import random
 from typing import Any
 
-import numpy as np
 import torch
-from opacus.layers import DPGRU, DPLSTM, DPMultiheadAttention
+from opacus.layers import DPGRU, DPMultiheadAttention
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 
 from correct_kinds.base import Private
 from correct_kinds.data import sentences
@@ -31,10 +30,7 @@ class Bag(nn.Module):
 class Sentences(Private):
     """What the kinds of this module share."""
 
-    rate = 0.2
-
-    def make_data(self) -> Dataset[Any]:
-        return sentences(self.seed)
+    rate, source = 0.2, staticmethod(sentences)
 
 
 def drop_words(items: list[Any]) -> Any:
@@ -52,8 +48,7 @@ class BagOfWords(Sentences, kind="bag-of-words-collate"):
 
     collate = staticmethod(drop_words)
 
-    def make_net(self) -> nn.Module:
-        return Bag()
+    Net = Bag
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         return functional.cross_entropy(self.net(batch[0]), batch[1], label_smoothing=0.1)
@@ -66,9 +61,9 @@ def by_token(scores: torch.Tensor, targets: torch.Tensor, used: torch.Tensor) ->
 
 
 class Recurrent(nn.Module):
-    def __init__(self, layer: type[nn.Module]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.words, self.rnn = nn.Embedding(WORDS, 12), layer(12, 16, batch_first=True)
+        self.words, self.rnn = nn.Embedding(WORDS, 12), DPGRU(12, 16, batch_first=True)
         self.drop, self.head = nn.Dropout(0.1), nn.Linear(16, WORDS)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -79,8 +74,7 @@ class LanguageModel(Sentences, kind="gru-scheduled-sampling"):
     """Correct: the mean over tokens is taken within a record. Unusual: a GRU language model with
     lengths, dropout, and words that the model itself guessed in place of some of the input."""
 
-    def make_net(self) -> nn.Module:
-        return Recurrent(DPGRU)
+    Net = Recurrent
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         ids = batch[0]
@@ -113,8 +107,7 @@ class MaskedWords(Sentences, kind="masked-words-transformer"):
     """Correct: masks are drawn for each token, and losses averaged within a record. Unusual: the
     global torch generator draws in training_step; attention dropout; AdamW."""
 
-    def make_net(self) -> nn.Module:
-        return Transformer()
+    Net = Transformer
 
     def inner(self, params: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW(params, lr=0.005)
@@ -123,17 +116,3 @@ class MaskedWords(Sentences, kind="masked-words-transformer"):
         ids = batch[0]
         masked = torch.bernoulli(torch.full(ids.shape, 0.25)).bool() & (ids > 0)
         return by_token(self.net(ids.masked_fill(masked, MASK)), ids, masked).mean()
-
-
-class RandomCrops(Sentences, kind="lstm-unseeded-crops"):
-    """Correct: each text is cropped on its own. Unusual: an unseeded `default_rng()` is made in
-    every step, and crops are taken in a loop over the records; DPLSTM."""
-
-    def make_net(self) -> nn.Module:
-        return Recurrent(DPLSTM)
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        rng = np.random.default_rng()
-        starts = [int(rng.integers(0, 5)) for _ in batch[0]]
-        ids = torch.stack([row[s : s + 8] for row, s in zip(batch[0], starts, strict=True)])
-        return by_token(self.net(ids[:, :-1]), ids[:, 1:], ids[:, 1:] > 0).mean()

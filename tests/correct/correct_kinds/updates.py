@@ -2,7 +2,6 @@
 
 import random
 import secrets
-from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, ClassVar
 
@@ -14,25 +13,11 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from correct_kinds.base import Manual, Private
-from correct_kinds.data import cancer, flat_digits, normals, public_digits, tensors
+from correct_kinds.base import Manual, Private, mlp
+from correct_kinds.data import flat_digits, public_digits
 
 
-def mlp(width: int = 64, out: int = 10) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, out))
-
-
-class Digits(Private):
-    """What the kinds of this module share."""
-
-    def make_net(self) -> nn.Module:
-        return mlp()
-
-    def make_data(self) -> TensorDataset:
-        return flat_digits()
-
-
-class AveragedWeights(Digits, kind="average-as-teacher"):
+class AveragedWeights(Private, kind="average-as-teacher"):
     """Correct: the average is made of released weights. Unusual: the teacher of consistency is
     this average, with a view of the record of its own; it follows after each update."""
 
@@ -51,7 +36,7 @@ class AveragedWeights(Digits, kind="average-as-teacher"):
                 mean.lerp_(p, 0.1)
 
 
-class Langevin(Digits, kind="langevin-and-projection"):
+class Langevin(Private, kind="langevin-and-projection"):
     """Correct: more noise and a projection after the update are post-processing. Unusual: weights
     change outside of the optimizer, in on_train_batch_end, by torch's global generator."""
 
@@ -62,7 +47,7 @@ class Langevin(Digits, kind="langevin-and-projection"):
                 p.mul_((5.0 / p.norm().clamp(min=1e-6)).clamp(max=1.0))
 
 
-class Rewarmed(Digits, kind="shrink-and-perturb"):
+class Rewarmed(Private, kind="shrink-and-perturb"):
     """Correct: shrinking and perturbing weights is post-processing. Unusual: it happens at every
     twentieth step before the forward pass, in on_train_batch_start, by numpy's global generator."""
 
@@ -74,7 +59,7 @@ class Rewarmed(Digits, kind="shrink-and-perturb"):
                     p.mul_(0.9).add_(torch.from_numpy(fresh))
 
 
-class Ghost(Digits, kind="ghost-dropout-unseeded"):
+class Ghost(Private, kind="ghost-dropout-unseeded"):
     """Correct: ghost clipping, the second backward pass of the same graph. Unusual: dropout, and
     noise on the inputs by an unseeded `default_rng()` of each step."""
 
@@ -102,13 +87,9 @@ class Ghost(Digits, kind="ghost-dropout-unseeded"):
         return {"loss": self.criterion(self.net(x + torch.from_numpy(noise)), y)}
 
 
-class MicroBatches(Digits, kind="micro-batches-own-chunks"):
+class MicroBatches(Manual, kind="micro-batches-own-chunks"):
     """Correct: a logical batch in chunks through Opacus' accumulation, noise once, the divisor
     Opacus' own. Unusual: the module cuts chunks itself and draws noise for each chunk."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         counted = self.optimizers()  # whose steps Lightning counts: those of logical batches
@@ -123,38 +104,7 @@ class MicroBatches(Digits, kind="micro-batches-own-chunks"):
             optimizer.zero_grad()
 
 
-class Functorch(Digits, kind="functorch-one-cycle"):
-    """Correct: per-sample gradients by functorch, Gaussian likelihood per record. Unusual: AdamW
-    with decay for one of two groups, OneCycle by steps, random target noise."""
-
-    engine: ClassVar[dict[str, Any]] = {"grad_sample_mode": "functorch"}
-
-    def make_net(self) -> nn.Module:
-        return mlp(12, 1)
-
-    def make_data(self) -> TensorDataset:
-        x = normals(self.seed, 480, 12)
-        return TensorDataset(*tensors(x, x[:, 0] * x[:, 1]))
-
-    def inner(self, params: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
-        every = list(params)
-        groups = [
-            {"params": [p for p in every if p.dim() > 1], "weight_decay": 0.05},
-            {"params": [p for p in every if p.dim() < 2], "weight_decay": 0.0},
-        ]
-        return torch.optim.AdamW(groups, lr=0.01)
-
-    def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
-        cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=70)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        x, y = batch
-        return functional.mse_loss(self.net(x)[:, 0], y + 0.1 * torch.randn_like(y))
-
-
-class NoiseGenerator(Digits, kind="noise-generator-random-rate"):
+class NoiseGenerator(Private, kind="noise-generator-random-rate"):
     """Correct: noise by a generator that the operating system seeds once. Unusual: it is given to
     `make_private`, and the learning rate of a step is drawn by Python's `random`."""
 
@@ -180,34 +130,20 @@ class NumpyNoise(DPOptimizer):
             p.summed_grad._processed = True
 
 
-class OwnNoise(Digits, kind="numpy-noise-focal-loss"):
+class OwnNoise(Private, kind="numpy-noise"):
     """Correct: Gaussian noise of sigma times C on the sum. Unusual: numpy draws it with a seed of
-    `secrets`, in an own `add_noise`; Focal loss with public class weights."""
+    `secrets`, in an own `add_noise`."""
 
     private: ClassVar[Any] = NumpyNoise
-
-    def make_net(self) -> nn.Module:
-        return mlp(30, 2)
-
-    def make_data(self) -> TensorDataset:
-        return TensorDataset(*cancer())
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        x, y = batch
-        losses = functional.cross_entropy(self.net(x), y, reduction="none")
-        return (torch.tensor([1.5, 0.8])[y] * (1 - torch.exp(-losses)) ** 2 * losses).mean()
 
 
 class ClipOfPublicData(Manual, kind="clip-of-public-gradients"):
     """Correct: the clipping norm of a step is a quantile of public gradients, and Opacus scales
     its noise with it. Unusual: it changes in every step, with public images drawn by torch."""
 
-    def make_net(self) -> nn.Module:
-        return mlp()
-
     def make_data(self) -> TensorDataset:
         self.public = public_digits()
-        self.__dict__["copy"] = mlp()
+        self.__dict__["copy"] = mlp(*self.widths)
         return flat_digits()
 
     def loss(self, batch: Any) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 Each docstring names the code that it is like. Federated clients, fairness, augmentation
 multiplicity, own optimizers and clipping, records drawn in `training_step`, sorting and packing,
-reinforcement learning, generative models, DP-SGD by hand and in Lightning's hooks.
+generative models, DP-SGD by hand and in Lightning's hooks.
 """
 
 from correct_kinds.base import REGISTERED, Kind
@@ -16,13 +16,12 @@ from public_kinds import (
     memory,
     multiplicity,
     optimizers,
-    rl,
     sequences,
 )
 
 _THEMES = (
     *(federated, fairness, multiplicity, optimizers, memory),
-    *(sequences, rl, generative, hands, hooks),
+    *(sequences, generative, hands, hooks),
 )
 PUBLIC: tuple[Kind, ...] = tuple(
     kind for theme in _THEMES for kind in REGISTERED if kind.module.__module__ == theme.__name__

@@ -1,30 +1,13 @@
-"""What these kinds share: data, the two ways of hand-written DP-SGD, data in memory."""
+"""What these kinds share: data, data in memory, the second half of Opacus' clipping."""
 
 from typing import Any
 
 import numpy as np
 import torch
-from correct_kinds.base import ByHand
 from correct_kinds.data import cancer, normals, tensors
 from opacus.optimizers import DPOptimizer
 from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-
-def mlp(*sizes: int, act: type[nn.Module] = nn.Tanh) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:]):
-        layers += [nn.Linear(a, b), act()]
-    return nn.Sequential(*layers[:-1])
-
-
-class NoCall(ByHand):
-    """By hand as public code has it: nothing of lightning_audit in the module."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.write(self.clipped_sums(self.sample_gradients(*batch)))
-        self.optimizers().step()
 
 
 class InMemory:
@@ -32,10 +15,6 @@ class InMemory:
 
     def train_dataloader(self) -> DataLoader[Any]:
         return DataLoader(TensorDataset(torch.arange(20)), batch_size=1)
-
-
-def row_norms(rows: list[torch.Tensor]) -> torch.Tensor:
-    return torch.stack([g.reshape(len(g), -1).norm(2, dim=-1) for g in rows], 1).norm(2, dim=1)
 
 
 def add_clipped(optimizer: DPOptimizer, factor: torch.Tensor) -> None:

@@ -1,12 +1,12 @@
 """Groups: clipping budgets, weights, penalties."""
 
 import torch
-from correct_kinds.base import ByHand, Private
+from correct_kinds.base import NoCall, Private, row_norms
 from correct_kinds.data import cancer
 from opacus.optimizers import DPOptimizer
 from torch.nn import functional
 
-from public_kinds.base import NoCall, add_clipped, grouped, mlp, row_norms
+from public_kinds.base import add_clipped, grouped
 
 
 class GroupBounds(DPOptimizer):
@@ -20,13 +20,7 @@ class GroupClipping(Private, kind="group-clipping-bounds"):
     the noise. Like DPSGD-F with fixed bounds in khtquan/pfm-fairness forks
     (layer6ai-labs/fair-dp)."""
 
-    private = GroupBounds
-
-    def make_net(self):
-        return mlp(30, 16, 2)
-
-    def make_data(self):
-        return grouped(self.seed)
+    private, widths, source = GroupBounds, (30, 16, 2), staticmethod(grouped)
 
     def training_step(self, batch, batch_idx):
         x, y, group = batch
@@ -40,11 +34,7 @@ class NoisyCounts(NoCall, kind="dpsgd-f-noisy-counts"):
     Gaussian mechanism of multiplier 1.0, the claim. Like DPSGD-F of Xu et al. in
     layer6ai-labs/fair-dp."""
 
-    def make_net(self):
-        return mlp(30, 16, 2)
-
-    def make_data(self):
-        return grouped(self.seed)
+    widths, source = (30, 16, 2), staticmethod(grouped)
 
     def set_up(self):
         self.bounds = torch.tensor([0.5, 0.5])
@@ -65,49 +55,11 @@ class NoisyCounts(NoCall, kind="dpsgd-f-noisy-counts"):
         self.optimizers().step()
 
 
-class InverseFrequency(Private, kind="inverse-frequency-loss"):
-    """Correct: each record's loss is weighted by a public constant of its group, without division
-    by the batch's sum of weights. Like reweighing in pytorch examples on DP fairness
-    (ebagdasa/differential-privacy-vs-fairness)."""
-
-    def make_net(self):
-        return mlp(30, 16, 2)
-
-    def make_data(self):
-        return grouped(self.seed)
-
-    def training_step(self, batch, batch_idx):
-        x, y, group = batch
-        weight = torch.tensor([0.625, 2.5])[group]
-        return (weight * functional.cross_entropy(self.net(x), y, reduction="none")).mean()
-
-
-class CovariancePenalty(ByHand, kind="covariance-penalty-per-record"):
-    """Correct: the fairness penalty is the square of a record's own (s - 0.2) * score, with a
-    public share of the minority. Like Zafar's covariance constraint in DP code
-    (cuong-tran fairness-DP), where the batch's mean is replaced by a public one."""
-
-    def make_net(self):
-        return mlp(30, 16, 1)
-
-    def make_data(self):
-        return grouped(self.seed)
-
-    def loss(self, params, x, y, group):
-        score = self.call(params, x)[0]
-        fit = functional.binary_cross_entropy_with_logits(score, y.float())
-        return fit + 0.5 * ((group - 0.2) * score).square()
-
-
 class PublicGroupDRO(Private, kind="group-dro-public-validation"):
     """Correct: the groups' weights rise with losses on public validation records of released
     weights. Like kohpangwei/group_DRO with Opacus, weights from public data."""
 
-    def make_net(self):
-        return mlp(30, 16, 2)
-
-    def make_data(self):
-        return grouped(self.seed)
+    widths, source = (30, 16, 2), staticmethod(grouped)
 
     def set_up(self):
         x, y = cancer(569)

@@ -3,29 +3,21 @@
 import copy
 
 import torch
-from correct_kinds.base import STEPS, ByHand, Manual, Private
-from correct_kinds.data import cancer, flat_digits, public_digits
+from correct_kinds.base import STEPS, ByHand, Manual, NoCall, Private, mlp
+from correct_kinds.data import flat_digits, public_digits, tumours
 from opacus import PrivacyEngine
 from opacus.data_loader import DPDataLoader
-from opacus.optimizers import DPOptimizer
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset
 
-import lightning_audit
 from lightning_audit import PrivacyClaim
-from public_kinds.base import InMemory, NoCall, mlp, users
+from public_kinds.base import InMemory, users
 
 
 class FlowerClient(Private, kind="flower-numpy-client"):
     """Correct: Opacus on the client; what goes to the server and back are released weights, and
     the other clients hold public digits. Like adap/flower examples/opacus (NumPyClient)."""
-
-    def make_net(self):
-        return mlp(64, 16, 10, act=torch.nn.ReLU)
-
-    def make_data(self):
-        return flat_digits()
 
     def set_up(self):
         self.server, self.other = None, public_digits()
@@ -42,7 +34,7 @@ class FlowerClient(Private, kind="flower-numpy-client"):
             self.set_parameters(self.server)
 
     def on_train_epoch_end(self):
-        mine, net = self.get_parameters(), mlp(64, 16, 10, act=torch.nn.ReLU)
+        mine, net = self.get_parameters(), mlp(64, 16, 10)
         for p, a in zip(net.parameters(), mine):
             p.data = torch.tensor(a)
         loss = functional.cross_entropy(net(self.other[0]), self.other[1])
@@ -50,74 +42,12 @@ class FlowerClient(Private, kind="flower-numpy-client"):
         self.server = [(a + (a - 0.1 * g.numpy())) / 2 for a, g in zip(mine, grads)]
 
 
-class ProximalOptimizer(DPOptimizer):
-    def pre_step(self, closure=None):
-        ready = super().pre_step(closure)
-        if ready:
-            for p, start in zip(self.params, self.start):
-                p.grad.add_(p.detach() - start, alpha=0.1)
-        return ready
-
-
-class FedProx(Private, kind="fedprox-after-noise"):
-    """Correct: FedProx' pull towards the weights of the round's start is added to the noisy
-    gradient, and both weights are released. Like litian96/FedProx on Opacus' DPOptimizer."""
-
-    private = ProximalOptimizer
-
-    def make_net(self):
-        return mlp(30, 16, 2)
-
-    def make_data(self):
-        return torch.utils.data.TensorDataset(*cancer())
-
-    def on_train_epoch_start(self):
-        optimizer = self.trainer.optimizers[0]
-        optimizer.start = [p.detach().clone() for p in self.net.parameters()]
-
-
-class Scaffold(NoCall, kind="scaffold-variates"):
-    """Correct: control variates are means of noisy gradients, so the correction is
-    post-processing. Like maxencenoble/Differential-Privacy-for-Heterogeneous-Federated-Learning
-    (DP-SCAFFOLD), by hand without a call."""
-
-    def make_net(self):
-        return mlp(64, 16, 10)
-
-    def make_data(self):
-        return flat_digits()
-
-    def set_up(self):
-        zeros = {n: torch.zeros_like(p) for n, p in self.net.named_parameters()}
-        self.own, self.server, self.seen = zeros, zeros, {n: [] for n in zeros}
-
-    def loss(self, params, x, y):
-        return functional.cross_entropy(self.call(params, x), y)
-
-    def write(self, sums):
-        for name, p in self.net.named_parameters():
-            noisy = (sums[name] + self.noise(sums[name])) / self.batch_size
-            self.seen[name].append(noisy)
-            p.grad = noisy - self.own[name] + self.server[name]
-
-    def on_train_epoch_end(self):
-        self.own = {n: torch.stack(s).mean(0) for n, s in self.seen.items()}
-        self.server = {n: (s + o) / 2 for (n, s), o in zip(self.server.items(), self.own.values())}
-        self.seen = {n: [] for n in self.seen}
-
-
 class UserDeltas(ByHand, kind="dp-fedavg-user-deltas"):
     """Correct: a record is a user; its whole local update (two steps on its own rows) is clipped
     and noise is for one user, drawn by Poisson. Like google-parfait/tensorflow-federated's
     DP-FedAvg."""
 
-    clip, rate = 0.3, 1.0
-
-    def make_net(self):
-        return mlp(10, 16, 1)
-
-    def make_data(self):
-        return users(self.seed)
+    clip, rate, widths, source = 0.3, 1.0, (10, 16, 1), staticmethod(users)
 
     def loss(self, params, x, y):
         return functional.mse_loss(functional_call(self.net, params, (x,))[:, 0], y)
@@ -138,9 +68,7 @@ class FedAdam(NoCall, kind="fedadam-copied-clients"):
     clipped over all tensors, noise once, then Adam on the server. Like SMILELab-FL/FedLab and
     FedOpt servers, a loop without a call."""
 
-    clip = 0.3
-
-    make_net, make_data = UserDeltas.make_net, UserDeltas.make_data
+    clip, widths, source = 0.3, (10, 16, 1), staticmethod(users)
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.net.parameters(), lr=0.02, eps=1e-3)
@@ -172,13 +100,9 @@ class ServerSideClipping(NoCall, kind="flower-server-side-fixed-clipping"):
     is added to the new weights, which is where the weights first leave the server. Like flwr's
     DifferentialPrivacyServerSideFixedClipping: there is no optimizer at all."""
 
-    clip = 0.3
+    clip, widths, source = 0.3, (10, 16, 1), staticmethod(users)
     trainer_arguments = {"max_epochs": 3, "max_steps": -1}
-    make_net, make_data, local_update = (
-        UserDeltas.make_net,
-        UserDeltas.make_data,
-        FedAdam.local_update,
-    )
+    local_update = FedAdam.local_update
 
     def configure_optimizers(self):
         return None
@@ -201,14 +125,11 @@ class TwoSilos(Manual, kind="two-silos-averaged"):
     loader; their released weights are averaged at the end of an epoch. Like owkin/FLamby's
     FedAvg with dp_target_epsilon."""
 
-    trainer_arguments = {"max_steps": 2 * STEPS}
+    trainer_arguments, source = {"max_steps": 2 * STEPS}, staticmethod(tumours)
 
     def make_net(self):
         first = mlp(30, 12, 2)
         return torch.nn.ModuleList([first, copy.deepcopy(first)])
-
-    def make_data(self):
-        return torch.utils.data.TensorDataset(*cancer())
 
     def loaders(self):
         halves = Subset(self.dataset, range(250)), Subset(self.dataset, range(250, 500))
@@ -247,7 +168,7 @@ class RoundRobin(InMemory, ByHand, kind="serial-trainer-round-robin"):
     probability q, in the others with zero, which is at most the claimed rate. Like FedLab's
     SGDSerialClientTrainer."""
 
-    batch_size = 30
+    batch_size, source = 30, staticmethod(lambda _: flat_digits(records=450))
 
     def audit_arguments(self):
         claim = PrivacyClaim(
@@ -255,19 +176,9 @@ class RoundRobin(InMemory, ByHand, kind="serial-trainer-round-robin"):
         )
         return {"claim": claim}
 
-    def make_net(self):
-        return mlp(64, 16, 10)
-
-    def make_data(self):
-        return flat_digits(450)
-
-    def loss(self, params, x, y):
-        return functional.cross_entropy(self.call(params, x), y)
-
     def training_step(self, batch, batch_idx):
         x, y = self.dataset.tensors
         silo = torch.arange(450)[self.global_step % 3 :: 3]
         chosen = silo[torch.rand(150) < 0.2]
-        grads = lightning_audit.per_sample(self.sample_gradients(x[chosen], y[chosen]), module=self)
-        self.write(self.clipped_sums(grads))
+        self.write(self.clipped_sums(self.rows_of(x[chosen], y[chosen])))
         self.optimizers().step()

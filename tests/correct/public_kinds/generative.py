@@ -1,33 +1,11 @@
-"""Diffusion and other generative models."""
+"""Generative models."""
 
 import torch
 from correct_kinds.base import Private
-from correct_kinds.data import digits, flat_digits, public_digits
+from correct_kinds.data import digits
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
-
-from public_kinds.base import NoCall, mlp
-
-
-class LatentFlow(NoCall, kind="latent-flow-matching"):
-    """Correct: a frozen encoder of public digits, then flow matching of latents; a record's path
-    uses its own noise. Like DP-LDM (SaiyueLyu/DP-LDM) with a public autoencoder, no call."""
-
-    randomness = "different"
-
-    def make_net(self):
-        return mlp(9, 24, 8, act=nn.GELU)
-
-    def make_data(self):
-        return flat_digits()
-
-    def set_up(self):
-        self.register_buffer("encoder", torch.pca_lowrank(public_digits()[0], q=8)[2])
-
-    def loss(self, params, x, y):
-        z, e, t = x @ self.encoder, torch.randn(8), torch.rand(1)
-        return (self.call(params, torch.cat([t * z + (1 - t) * e, t])) - (z - e)).square().mean()
 
 
 class MaskedLinear(nn.Linear):

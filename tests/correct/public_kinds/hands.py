@@ -3,28 +3,16 @@
 import copy
 
 import torch
-from correct_kinds.data import cancer, flat_digits
-from torch import nn
+from correct_kinds.base import NoCall, row_norms
+from correct_kinds.data import tumours
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from lightning_audit import PrivacyClaim
-from public_kinds.base import NoCall, mlp, row_norms
 
 
-class Digits(NoCall):
-    def make_net(self):
-        return mlp(64, 16, 10)
-
-    def make_data(self):
-        return flat_digits()
-
-    def loss(self, params, x, y):
-        return functional.cross_entropy(self.call(params, x), y)
-
-
-class ShuffledMean(Digits, kind="shuffled-fixed-mean"):
+class ShuffledMean(NoCall, kind="shuffled-fixed-mean"):
     """Correct: fixed batches of 25 from a shuffled loader that drops none; clipped rows are
     averaged, noise is sigma C / 25; the claim is "shuffled", where a neighbour zeroes a record.
     Like Bu's and yuxiangw/autodp's tutorial code."""
@@ -40,7 +28,7 @@ class ShuffledMean(Digits, kind="shuffled-fixed-mean"):
 
     def training_step(self, batch, batch_idx):
         grads = self.sample_gradients(*batch)
-        scale = (self.clip / (row_norms(list(grads.values())) + 1e-9)).clamp(max=1.0)
+        scale = self.factors(row_norms(grads.values()))
         for n, p in self.net.named_parameters():
             mean = torch.einsum("i,i...->i...", scale, grads[n]).mean(dim=0)
             p.grad = mean + torch.normal(0.0, self.sigma * self.clip / len(batch[0]), mean.shape)
@@ -66,7 +54,7 @@ class ReplaceOne(ShuffledMean, kind="shuffled-replace-one-epsilon"):
         return {"claim": claim}
 
 
-class NoisyDelta(Digits, kind="noise-on-model-delta"):
+class NoisyDelta(NoCall, kind="noise-on-model-delta"):
     """Correct: records walk a copy of the model along their clipped gradients at the old weights;
     the copy's delta gets noise and is loaded back with load_state_dict. Like client-side DP in
     public FedAvg scripts (upload of noised weight differences)."""
@@ -90,23 +78,18 @@ class NoisyDelta(Digits, kind="noise-on-model-delta"):
         return None
 
 
-class FullBatch(Digits, kind="full-batch-mean-gradient-descent"):
+class FullBatch(NoCall, kind="full-batch-mean-gradient-descent"):
     """Correct: every record in every step (rate 1), sum of clipped rows over the public number of
     records. Like DP-GD code (logistic regression of tumours, IBM/differential-privacy style)."""
 
     batch_size, rate, sigma = 500, 2.0, 10.0
-
-    def make_net(self):
-        return nn.Linear(30, 2)
-
-    def make_data(self):
-        return TensorDataset(*cancer())
+    widths, source = (30, 2), staticmethod(tumours)
 
     def train_dataloader(self):
         return DataLoader(self.dataset, batch_size=500)
 
 
-class BookKeeping(Digits, kind="ghost-norms-by-hand"):
+class BookKeeping(NoCall, kind="ghost-norms-by-hand"):
     """Correct: norms come from activations and output gradients of linear layers, a second backward
     pass of reweighted losses gives the clipped sum. Like awslabs/fast-differential-privacy, by
     hand without a call."""
@@ -129,7 +112,7 @@ class BookKeeping(Digits, kind="ghost-norms-by-hand"):
         self.optimizers().step()
 
 
-class BackwardLoop(Digits, kind="backward-loop-clip-grad-norm"):
+class BackwardLoop(NoCall, kind="backward-loop-clip-grad-norm"):
     """Correct: one backward a record, torch's clip_grad_norm_ over all parameters, an accumulator,
     noise once, the expected batch size as divisor. Like the loop of the DP-SGD blog posts and
     Andrew's pyvacy."""
@@ -149,7 +132,7 @@ class BackwardLoop(Digits, kind="backward-loop-clip-grad-norm"):
         optimizer.step()
 
 
-class FlatJacobian(Digits, kind="flat-jacobian-one-draw"):
+class FlatJacobian(NoCall, kind="flat-jacobian-one-draw"):
     """Correct: rows of a Jacobian of losses by batched vector products, one flat vector of noise.
     Like "dp in 50 lines" gists with parameters_to_vector, Adam on the flat noisy gradient."""
 
@@ -171,7 +154,7 @@ class FlatJacobian(Digits, kind="flat-jacobian-one-draw"):
         self.optimizers().step()
 
 
-class DecayingNoise(Digits, kind="decaying-noise-above-claim"):
+class DecayingNoise(NoCall, kind="decaying-noise-above-claim"):
     """Correct: sigma falls from 2 to the claimed 1 by a public schedule, and never below it. Like
     dynamic noise schedules (Du et al., dynamic DP-SGD), without a call."""
 

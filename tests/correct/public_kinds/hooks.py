@@ -1,29 +1,17 @@
 """Where else the mechanism may lie: Lightning's hooks, own torch optimizers, shares of noise, none."""
 
 import torch
-from correct_kinds.base import ByHand, Manual, Private
-from correct_kinds.data import cancer, flat_digits, public_digits
+from correct_kinds.base import ByHand, Manual, NoCall, Private, row_norms
+from correct_kinds.data import public_digits, tumours
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 import lightning_audit
 from lightning_audit import PrivacyClaim
-from public_kinds.base import NoCall, mlp, row_norms
 from public_kinds.multiplicity import AugmentedOptimizer, views
 
 
-class Digits:
-    def make_net(self):
-        return mlp(64, 16, 10)
-
-    def make_data(self):
-        return flat_digits()
-
-    def loss(self, params, x, y):
-        return functional.cross_entropy(self.call(params, x), y)
-
-
-class BeforeStepHook(Digits, NoCall, kind="automatic-before-optimizer-step-hook"):
+class BeforeStepHook(NoCall, kind="automatic-before-optimizer-step-hook"):
     """Correct: automatic optimization computes an ordinary gradient that is thrown away: the hook
     overwrites every p.grad by the clipped and noisy mean. Like LightningModules that add DP in
     on_before_optimizer_step / on_after_backward."""
@@ -40,7 +28,7 @@ class BeforeStepHook(Digits, NoCall, kind="automatic-before-optimizer-step-hook"
         self.write(self.clipped_sums(self.sample_gradients(*self.batch)))
 
 
-class OptimizerStepHook(Digits, NoCall, kind="automatic-optimizer-step-override"):
+class OptimizerStepHook(NoCall, kind="automatic-optimizer-step-override"):
     """Correct: LightningModule.optimizer_step runs the closure, replaces gradients by noisy ones and
     then steps without a closure. Like Lightning's docs on overriding optimizer_step."""
 
@@ -79,7 +67,7 @@ class DPSGD(torch.optim.SGD):
         super().step()
 
 
-class Microbatches(Digits, NoCall, kind="pyvacy-microbatch-optimizer"):
+class Microbatches(NoCall, kind="pyvacy-microbatch-optimizer"):
     """Correct: microbatches of one record, clipped and accumulated in an own SGD, whose step adds
     noise and divides by the expected size. Like ChrisWaites/pyvacy's DPSGD."""
 
@@ -96,7 +84,7 @@ class Microbatches(Digits, NoCall, kind="pyvacy-microbatch-optimizer"):
         optimizer.step()
 
 
-class QuantileClip(Digits, ByHand, kind="adaptive-quantile-clip-released"):
+class QuantileClip(ByHand, kind="adaptive-quantile-clip-released"):
     """Correct: rows over C_t are clipped to one, noise 1.25; a centred noisy count of unclipped rows
     (sensitivity 1/2, noise 1/1.2) moves C_t; together a Gaussian mechanism of multiplier 1, the
     claim. Like Andrew et al. 2021 in google/tensorflow_privacy (quantile adaptive clipping)."""
@@ -117,23 +105,19 @@ class QuantileClip(Digits, ByHand, kind="adaptive-quantile-clip-released"):
         self.optimizers().step()
 
 
-class CoinSkips(Digits, Manual, kind="coin-skips-batches"):
+class CoinSkips(Manual, kind="coin-skips-batches"):
     """Correct: a fair coin that never looks at the batch leaves out one batch in four; a step that
     is taken costs what is accounted. Like random step dropping / stochastic update code."""
 
     trainer_arguments = {"max_epochs": 4, "max_steps": -1}
-    loss = None
 
     def training_step(self, batch, batch_idx):
         if torch.rand(()) < 0.25:
             return
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(functional.cross_entropy(self.net(batch[0]), batch[1]))
-        optimizer.step()
+        super().training_step(batch, batch_idx)
 
 
-class NoiseShares(Digits, NoCall, kind="noise-shares-by-record"):
+class NoiseShares(NoCall, kind="noise-shares-by-record"):
     """Correct: batches are fixed at 25 of a shuffled loader; each clipped row gets noise of
     sigma C / 5, which adds up to sigma C in the sum. Like distributed noise shares of secure
     aggregation (local noise / sqrt(n)) in FL code."""
@@ -149,20 +133,19 @@ class NoiseShares(Digits, NoCall, kind="noise-shares-by-record"):
 
     def training_step(self, batch, batch_idx):
         grads = self.sample_gradients(*batch)
-        scale = (self.clip / (row_norms(list(grads.values())) + 1e-9)).clamp(max=1.0)
+        scale = self.factors(row_norms(grads.values()))
         for n, p in self.net.named_parameters():
             rows = torch.einsum("i,i...->i...", scale, grads[n])
             p.grad = (rows + self.sigma * self.clip / 5.0 * torch.randn_like(rows)).mean(0)
         self.optimizers().step()
 
 
-class AugmentedChunks(Digits, Manual, kind="augmult-physical-chunks"):
+class AugmentedChunks(Manual, kind="augmult-physical-chunks"):
     """Correct: a Poisson batch is split into physical chunks of eight records times K views; rows
     are averaged and clipped in each, noise comes with the last. Like public augmult scripts with
     signal_skip_step instead of BatchMemoryManager."""
 
     private, trainer_arguments = AugmentedOptimizer, {"max_steps": 240}
-    loss = None
 
     def training_step(self, batch, batch_idx):
         optimizer, dp = self.optimizers(), self.trainer.optimizers[0]
@@ -176,11 +159,11 @@ class AugmentedChunks(Digits, Manual, kind="augmult-physical-chunks"):
             optimizer.step()
 
 
-class SumReduction(Digits, Private, kind="loss-reduction-sum"):
+class SumReduction(Private, kind="loss-reduction-sum"):
     """Correct: a summed loss with loss_reduction="sum", the divisor is in the learning rate. Like
     Opacus' make_private(loss_reduction="sum")."""
 
-    engine, rate, loss = {"loss_reduction": "sum"}, 0.005, None
+    engine, rate = {"loss_reduction": "sum"}, 0.005
 
     def training_step(self, batch, batch_idx):
         return functional.cross_entropy(self.net(batch[0]), batch[1], reduction="sum")
@@ -191,11 +174,10 @@ class Lipschitz(NoCall, kind="lipschitz-logistic-unclipped"):
     (p - y) x is no longer than one and nothing is clipped; an ordinary sum's gradient gets the
     noise. Like DP convex ERM code (noisy SGD of Lipschitz losses, Bassily et al.)."""
 
+    source = staticmethod(tumours)
+
     def make_net(self):
         return torch.nn.Linear(31, 1, bias=False)
-
-    def make_data(self):
-        return TensorDataset(*cancer())
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -211,7 +193,7 @@ class Lipschitz(NoCall, kind="lipschitz-logistic-unclipped"):
         optimizer.step()
 
 
-class UnequalLayers(Digits, ByHand, kind="unequal-layer-budgets-by-hand"):
+class UnequalLayers(ByHand, kind="unequal-layer-budgets-by-hand"):
     """Correct: the first layer's tensors get 0.9 C together and the last one's the rest of C^2; each
     is clipped apart. Like per-layer budgets in McMahan et al. 2018, with the documented call."""
 
@@ -224,7 +206,7 @@ class UnequalLayers(Digits, ByHand, kind="unequal-layer-budgets-by-hand"):
         return {n: sums[n] for n in grads}
 
 
-class PublicPreconditioner(Digits, ByHand, kind="public-preconditioner-by-hand"):
+class PublicPreconditioner(ByHand, kind="public-preconditioner-by-hand"):
     """Correct: rows are multiplied by a public diagonal before they are clipped, and the release by
     its inverse; the documented calls are at rows before clipping and at the noisy mean. Like DP
     second-order methods with public data (Ganesh et al., Private adaptive optimisation)."""
@@ -240,8 +222,7 @@ class PublicPreconditioner(Digits, ByHand, kind="public-preconditioner-by-hand")
     def training_step(self, batch, batch_idx):
         grads = {n: g * self.scale[n] for n, g in self.sample_gradients(*batch).items()}
         sums = self.clipped_sums(lightning_audit.per_sample(grads, module=self))
-        noisy = {n: (s + self.noise(s)) / self.batch_size for n, s in sums.items()}
-        noisy = lightning_audit.released(noisy, module=self)
+        noisy = lightning_audit.released(self.noisy(sums), module=self)
         for n, p in self.net.named_parameters():
             p.grad = noisy[n] * self.scale[n]
         self.optimizers().step()
@@ -264,10 +245,9 @@ class WrittenInHook(BeforeStepHook, kind="automatic-noisy-in-step-written-in-hoo
     mechanism so."""
 
     def training_step(self, batch, batch_idx):
-        sums = self.clipped_sums(self.sample_gradients(*batch))
-        self.noisy = {n: (s + self.noise(s)) / self.batch_size for n, s in sums.items()}
+        self.drawn = self.noisy(self.clipped_sums(self.sample_gradients(*batch)))
         return functional.cross_entropy(self.net(batch[0]), batch[1])
 
     def on_before_optimizer_step(self, optimizer):
         for n, p in self.net.named_parameters():
-            p.grad = self.noisy[n].clone()
+            p.grad = self.drawn[n].clone()

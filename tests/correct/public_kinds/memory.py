@@ -4,32 +4,18 @@ import itertools
 
 import numpy as np
 import torch
-from correct_kinds.base import ByHand, Manual
-from correct_kinds.data import flat_digits
+from correct_kinds.base import ByHand, Manual, NoCall, row_norms
 from opacus import GradSampleModule
 from opacus.accountants import RDPAccountant
 from opacus.optimizers import DPOptimizer
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
-from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 
-import lightning_audit
 from lightning_audit import PrivacyClaim
-from public_kinds.base import InMemory, NoCall, mlp, row_norms
+from public_kinds.base import InMemory
 
 
-class Digits:
-    def make_net(self):
-        return mlp(64, 16, 10)
-
-    def make_data(self):
-        return flat_digits()
-
-    def loss(self, params, x, y):
-        return functional.cross_entropy(self.call(params, x), y)
-
-
-class PoissonMask(InMemory, Digits, NoCall, kind="in-memory-poisson-mask"):
+class PoissonMask(InMemory, NoCall, kind="in-memory-poisson-mask"):
     """Correct: each record joins by a uniform draw below q; divided by the expected q N. Like
     numpyro / PyTorch notebooks that draw `torch.rand(N) < q` in the loop, without a call."""
 
@@ -43,7 +29,7 @@ class PoissonMask(InMemory, Digits, NoCall, kind="in-memory-poisson-mask"):
         self.optimizers().step()
 
 
-class Masked(InMemory, Digits, NoCall, kind="in-memory-padded-masked"):
+class Masked(InMemory, NoCall, kind="in-memory-padded-masked"):
     """Correct: a Poisson batch is padded with record 0 to full physical batches of 16, whose rows
     have weight zero after clipping. Like DPBayes/Towards-Efficient-Scalable-Training-DP (masked
     DP-SGD of fixed shapes)."""
@@ -60,14 +46,14 @@ class Masked(InMemory, Digits, NoCall, kind="in-memory-padded-masked"):
         sums = {n: torch.zeros_like(p) for n, p in self.params().items()}
         for rows, weights in zip(index.split(16), mask.split(16)):
             grads = self.sample_gradients(x[rows], y[rows])
-            factor = weights * (self.clip / (row_norms(list(grads.values())) + 1e-9)).clamp(max=1.0)
+            factor = weights * self.factors(row_norms(grads.values()))
             for n, g in grads.items():
                 sums[n] += torch.einsum("i,i...", factor, g)
         self.write(sums)
         self.optimizers().step()
 
 
-class DirectOptimizer(InMemory, Digits, Manual, kind="in-memory-dpoptimizer-numpy"):
+class DirectOptimizer(InMemory, Manual, kind="in-memory-dpoptimizer-numpy"):
     """Correct: GradSampleModule and DPOptimizer without an engine; Poisson indices from a numpy
     generator, and the accountant's hook has the rate. Like Opacus' README "advanced" usage."""
 
@@ -91,13 +77,10 @@ class DirectOptimizer(InMemory, Digits, Manual, kind="in-memory-dpoptimizer-nump
     def training_step(self, batch, batch_idx):
         x, y = self.dataset.tensors
         index = torch.from_numpy(np.flatnonzero(self.rng.random(500) < 0.05))
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(functional.cross_entropy(self.net(x[index]), y[index]))
-        optimizer.step()
+        super().training_step((x[index], y[index]), batch_idx)
 
 
-class BatchSampler(Digits, ByHand, kind="uniform-sampler-by-hand"):
+class BatchSampler(ByHand, kind="uniform-sampler-by-hand"):
     """Correct: Opacus' UniformWithReplacementSampler as batch_sampler of an ordinary DataLoader.
     Like pre-1.0 Opacus examples (imdb, char-lstm) with own clipping."""
 
@@ -116,7 +99,7 @@ class PoissonStream(IterableDataset):
             yield tuple(part[mask] for part in self.tensors)
 
 
-class Stream(Digits, ByHand, kind="iterable-poisson-stream"):
+class Stream(ByHand, kind="iterable-poisson-stream"):
     """Correct: an IterableDataset yields whole Poisson batches from a generator of its own. Like
     tensor loaders of public DP repos (batch_size=None) that avoid collating."""
 
@@ -124,7 +107,7 @@ class Stream(Digits, ByHand, kind="iterable-poisson-stream"):
         return DataLoader(PoissonStream(self.dataset.tensors, 0.05, self.seed), batch_size=None)
 
 
-class Binomial(InMemory, Digits, ByHand, kind="binomial-then-permutation"):
+class Binomial(InMemory, ByHand, kind="binomial-then-permutation"):
     """Correct: a binomial batch size and then that many records without replacement is the Poisson
     distribution; records are buffers that are not saved. Like google/jax_privacy's batch
     selection."""
@@ -136,12 +119,11 @@ class Binomial(InMemory, Digits, ByHand, kind="binomial-then-permutation"):
     def training_step(self, batch, batch_idx):
         size = int(torch.distributions.Binomial(500, torch.tensor(0.05)).sample())
         index = torch.randperm(500)[:size]
-        grads = self.sample_gradients(self.x[index], self.y[index])
-        self.write(self.clipped_sums(lightning_audit.per_sample(grads, module=self)))
+        self.write(self.clipped_sums(self.rows_of(self.x[index], self.y[index])))
         self.optimizers().step()
 
 
-class GrowingRate(InMemory, Digits, NoCall, kind="growing-rate-in-memory"):
+class GrowingRate(InMemory, NoCall, kind="growing-rate-in-memory"):
     """Correct: the rate grows by a public schedule up to the claimed one, the divisor stays the
     constant of the claim. Like batch size schedules of lxuechen/private-transformers forks."""
 

@@ -1,13 +1,11 @@
 """Augmentation multiplicity: a record is K rows, clipped once."""
 
 import torch
-from correct_kinds.base import ByHand, Manual, Private
-from correct_kinds.data import flat_digits, images
+from correct_kinds.base import Manual, Private
+from correct_kinds.data import images
 from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn import functional
-
-from public_kinds.base import NoCall, mlp
 
 K = 4
 
@@ -34,15 +32,12 @@ class ViewMean(Private, kind="augmult-view-mean-optimizer"):
     DPSGD_Augmented_Data_Optimizer of public Opacus forks (view(-1, K + 1).mean(1)) after De et
     al. 2022."""
 
-    private = AugmentedOptimizer
+    private, source = AugmentedOptimizer, staticmethod(images)
 
     def make_net(self):
         return nn.Sequential(
             nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)
         )
-
-    def make_data(self):
-        return images()
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -53,12 +48,6 @@ class AggregateBeforeStep(Manual, kind="augmult-aggregate-grad-sample"):
     """Correct: as the paper has it, grad_sample of K rows is averaged between backward and step.
     Like aggregate_grad_sample(model, K) in public PPSGD / CENTAUR federated code."""
 
-    def make_net(self):
-        return mlp(64, 16, 10, act=nn.ReLU)
-
-    def make_data(self):
-        return flat_digits()
-
     def training_step(self, batch, batch_idx):
         x, y = batch
         optimizer = self.optimizers()
@@ -67,24 +56,6 @@ class AggregateBeforeStep(Manual, kind="augmult-aggregate-grad-sample"):
         for p in self.net.parameters():
             average(p)
         optimizer.step()
-
-
-class ViewsInLoss(NoCall, kind="augmult-vmap-views-no-call"):
-    """Correct: the loss of a record is the mean over its K views, so vmap's gradient is one row a
-    record. Like deepmind/jax_privacy's augmult in torch.func code, without a call."""
-
-    randomness = "different"
-
-    def make_net(self):
-        return mlp(64, 16, 10)
-
-    def make_data(self):
-        return flat_digits()
-
-    def loss(self, params, x, y):
-        rows = x.expand(K, 64) + 0.1 * torch.randn(K, 64)
-        scores = torch.func.functional_call(self.net, params, (rows,))
-        return functional.cross_entropy(scores, y.expand(K))
 
 
 class PooledViews(Private, kind="augmult-pooled-views"):
@@ -100,66 +71,16 @@ class PooledViews(Private, kind="augmult-pooled-views"):
         def forward(self, x):
             return self.head(self.body(x).tanh().mean(dim=1))
 
-    def make_data(self):
-        return flat_digits()
-
     def training_step(self, batch, batch_idx):
         x, y = batch
         rows = torch.stack([x.view(-1, 8, 8).roll(s, 2).flatten(1) for s in (-1, 0, 1)], dim=1)
         return functional.cross_entropy(self.net(rows + 0.05 * torch.randn_like(rows)), y)
 
 
-class WSConv(nn.Conv2d):
-    def forward(self, x):
-        w = self.weight
-        w = (w - w.mean((1, 2, 3), keepdim=True)) / (w.std((1, 2, 3), keepdim=True) + 1e-5)
-        return functional.conv2d(x, w, self.bias, padding=1)
-
-
-class WideRes(ByHand, kind="augmult-weight-standardised-ema"):
-    """Correct: De et al.'s recipe by hand: weight-standardised convolutions, group norm, K flips
-    and shifts in a record's loss, and an average of released weights. Like facebookresearch/tan."""
-
-    randomness = "different"
-
-    def make_net(self):
-        return nn.Sequential(
-            WSConv(1, 4, 3),
-            nn.GroupNorm(2, 4),
-            nn.ReLU(),
-            nn.AvgPool2d(2),
-            nn.Flatten(),
-            nn.Linear(64, 10),
-        )
-
-    def make_data(self):
-        return images()
-
-    def set_up(self):
-        self.ema = {n: p.detach().clone() for n, p in self.net.named_parameters()}
-
-    def loss(self, params, x, y):
-        rows = torch.stack([x, x.flip(-1), x.roll(1, -1), x + 0.1 * torch.randn(1, 8, 8)])
-        return functional.cross_entropy(
-            torch.func.functional_call(self.net, params, (rows,)), y.expand(4)
-        )
-
-    def training_step(self, batch, batch_idx):
-        super().training_step(batch, batch_idx)
-        for n, p in self.net.named_parameters():
-            self.ema[n].lerp_(p.detach(), 0.1)
-
-
 class ListOfPasses(Manual, kind="augmult-list-of-passes"):
     """Correct: K backward passes leave a list of K grad_samples for the same records, which is
     averaged into one row a record before clipping. Like iterative augmult in public Opacus
     training scripts (aug_multiplicity, allow_grad_accumulation)."""
-
-    def make_net(self):
-        return mlp(64, 16, 10, act=nn.ReLU)
-
-    def make_data(self):
-        return flat_digits()
 
     def configure_optimizers(self):
         made = super().configure_optimizers()
@@ -184,9 +105,6 @@ class RDrop(Private, kind="r-drop-two-passes"):
 
     def make_net(self):
         return nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 10))
-
-    def make_data(self):
-        return flat_digits()
 
     def training_step(self, batch, batch_idx):
         x, y = batch

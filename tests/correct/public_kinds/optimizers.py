@@ -1,61 +1,12 @@
 """Own optimizers: inner ones, and own clip_and_accumulate, pre_step, add_noise or step."""
 
 import torch
-from correct_kinds.base import Manual, Private
-from correct_kinds.data import flat_digits, public_digits
+from correct_kinds.base import Manual, Private, row_norms
+from correct_kinds.data import public_digits
 from opacus.optimizers import DPOptimizer
 from torch.nn import functional
 
-from public_kinds.base import add_clipped, mlp, row_norms
-
-
-class Digits(Private):
-    def make_net(self):
-        return mlp(64, 16, 10)
-
-    def make_data(self):
-        return flat_digits()
-
-
-class AdamBC(torch.optim.Optimizer):
-    """Adam whose second moment is corrected by the known variance of the noise."""
-
-    def __init__(self, params, lr, variance):
-        super().__init__(params, {"lr": lr, "variance": variance})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                s = self.state[p]
-                if not s:
-                    s.update(t=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
-                s["t"] += 1
-                s["m"].mul_(0.9).add_(p.grad, alpha=0.1)
-                s["v"].mul_(0.99).addcmul_(p.grad, p.grad, value=0.01)
-                m, v = s["m"] / (1 - 0.9 ** s["t"]), s["v"] / (1 - 0.99 ** s["t"])
-                p.sub_(group["lr"] * m / (v - group["variance"]).clamp(min=5e-4).sqrt())
-
-
-class DPAdamBC(Digits, kind="dp-adambc"):
-    """Correct: Adam without the noise's bias, from the noisy gradient and constants alone. Like
-    ubc-systopia/DP-AdamBC."""
-
-    def inner(self, params):
-        return AdamBC(params, lr=0.01, variance=(1.0 / 23) ** 2)
-
-
-class PSACOptimizer(DPOptimizer):
-    def clip_and_accumulate(self):
-        norms, r = row_norms(self.grad_samples), 0.1
-        add_clipped(self, self.max_grad_norm / (norms + r / (norms + r)))
-
-
-class PSAC(Digits, kind="dp-psac-nonmonotonic-weights"):
-    """Correct: g C / (|g| + r / (|g| + r)) is never longer than C. Like DP-PSAC (Xia et al. 2023)
-    and DPNSGD_Optimizer in public Opacus subclasses."""
-
-    private = PSACOptimizer
+from public_kinds.base import add_clipped
 
 
 class GlobalOptimizer(DPOptimizer):
@@ -64,7 +15,7 @@ class GlobalOptimizer(DPOptimizer):
         add_clipped(self, torch.where(norms <= z, self.max_grad_norm / z, 0.0))
 
 
-class Global(Digits, kind="dpsgd-global-discards"):
+class Global(Private, kind="dpsgd-global-discards"):
     """Correct: gradients up to Z = 10 are scaled by C / Z, longer ones dropped, so none is longer
     than C. Like DPSGD-Global (Bu et al. 2021) in layer6ai-labs/fair-dp."""
 
@@ -89,14 +40,14 @@ class LookaheadOptimizer(DPOptimizer):
         return None
 
 
-class Lookahead(Digits, kind="lookahead-in-step"):
+class Lookahead(Private, kind="lookahead-in-step"):
     """Correct: each fifth step moves slow weights towards the released ones. Like
     lonePatient/lookahead_pytorch around Opacus' DPOptimizer, in an own step."""
 
     private = LookaheadOptimizer
 
 
-class Subspace(Digits):
+class Subspace(Private):
     """An optimizer that knows public orthonormal directions."""
 
     def configure_optimizers(self):
@@ -133,8 +84,6 @@ class SAT(Manual, kind="dp-sat-perturbed-weights"):
     """Correct: gradients are taken at weights moved along the last noisy gradient, then the weights
     are moved back before the step. Like jinseongP/DPSAT."""
 
-    make_net, make_data = Digits.make_net, Digits.make_data
-
     def set_up(self):
         self.last = None
 
@@ -162,7 +111,7 @@ class SideInformationOptimizer(DPOptimizer):
         super().clip_and_accumulate()
 
 
-class AdaDPS(Digits, kind="adadps-side-information"):
+class AdaDPS(Private, kind="adadps-side-information"):
     """Correct: rows are divided by public root mean squares before clipping, so C and sigma hold in
     these units. Like litian96/AdaDPS with public data."""
 

@@ -1,16 +1,13 @@
 """Sequences: sorted, packed, bucketed, augmented and then sorted."""
 
 import torch
-from correct_kinds.base import ByHand, Private
+from correct_kinds.base import ByHand, NoCall, Private
 from correct_kinds.data import sentences
 from opacus.layers import DPGRU, DPLSTM
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
-
-import lightning_audit
-from public_kinds.base import NoCall
 
 
 def lengths_of(ids):
@@ -23,25 +20,19 @@ def sort_collate(records):
     return ids[order], y[order]
 
 
-class Sentences:
-    def make_data(self):
-        return sentences(self.seed)
-
-
-class SortedPacked(Sentences, Private, kind="sorted-collate-packed-lstm"):
+class SortedPacked(Private, kind="sorted-collate-packed-lstm"):
     """Correct: collate sorts the batch by length and packs with enforce_sorted=True, so rows keep
     their records. Like Opacus' char-lstm classification example."""
+
+    source = staticmethod(sentences)
 
     collate = staticmethod(sort_collate)
 
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.emb, self.lstm, self.out = (
-                nn.Embedding(64, 8),
-                DPLSTM(8, 12, batch_first=True),
-                nn.Linear(12, 2),
-            )
+            self.emb, self.lstm = nn.Embedding(64, 8), DPLSTM(8, 12, batch_first=True)
+            self.out = nn.Linear(12, 2)
 
         def forward(self, ids):
             packed = pack_padded_sequence(self.emb(ids), lengths_of(ids), batch_first=True)
@@ -49,10 +40,12 @@ class SortedPacked(Sentences, Private, kind="sorted-collate-packed-lstm"):
             return self.out(h[-1])
 
 
-class FlatTokens(Sentences, NoCall, kind="flat-tokens-with-offsets"):
+class FlatTokens(NoCall, kind="flat-tokens-with-offsets"):
     """Correct: the batch is one flat run of tokens with offsets; gradients of a record come from
     its own segment, in closed form for a bag of embeddings. Like EmbeddingBag loaders, packed, by
     hand without a call."""
+
+    source = staticmethod(sentences)
 
     def make_net(self):
         return nn.ModuleDict({"emb": nn.Embedding(64, 8), "out": nn.Linear(8, 2)})
@@ -69,10 +62,12 @@ class FlatTokens(Sentences, NoCall, kind="flat-tokens-with-offsets"):
         return {"emb.weight": g, "out.weight": error[:, :, None] * bag[:, None], "out.bias": error}
 
 
-class CropThenSort(Sentences, ByHand, kind="crop-then-sort-then-trim"):
+class CropThenSort(ByHand, kind="crop-then-sort-then-trim"):
     """Correct: tokens of each record are dropped at random, rows are sorted by the new lengths and
     padding that all lack is cut; masks make padding count for nothing. Like bucketed loaders with
     token dropout, in training_step by hand."""
+
+    source = staticmethod(sentences)
 
     def make_net(self):
         return nn.ModuleDict(
@@ -96,37 +91,16 @@ class CropThenSort(Sentences, ByHand, kind="crop-then-sort-then-trim"):
         ids = ids.gather(1, (ids == 0).long().argsort(dim=1, stable=True))
         order = lengths_of(ids).argsort(descending=True)
         ids, y = ids[order][:, : int(lengths_of(ids).max())], y[order]
-        grads = lightning_audit.per_sample(self.sample_gradients(ids, y), module=self)
-        self.write(self.clipped_sums(grads))
+        self.write(self.clipped_sums(self.rows_of(ids, y)))
         self.optimizers().step()
 
 
-class Buckets(CropThenSort, kind="length-buckets-summed"):
-    """Correct: rows are split by length into buckets that are padded to their own length; clipped
-    sums of buckets are added, noise once. Like fairseq / HuggingFace group_by_length with
-    microbatches, by hand."""
-
-    def training_step(self, batch, batch_idx):
-        ids, y = batch
-        sums = {n: torch.zeros_like(p) for n, p in self.params().items()}
-        size = lengths_of(ids)
-        for low, high in ((1, 6), (7, 9), (10, 12)):
-            rows = (size >= low) & (size <= high)
-            if rows.any():
-                grads = self.sample_gradients(ids[rows, :high], y[rows])
-                for n, s in self.clipped_sums(grads).items():
-                    sums[n] += s
-        for canary in lightning_audit.rows(module=self.net):
-            for n, s in self.clipped_sums({n: g[None] for n, g in canary.items()}).items():
-                sums[n] += s
-        self.write(sums)
-        self.optimizers().step()
-
-
-class ShuffledRows(Sentences, NoCall, kind="shuffle-rows-before-loop"):
+class ShuffledRows(NoCall, kind="shuffle-rows-before-loop"):
     """Correct: rows of the batch are permuted, then trained in slices of eight through a dropout
     mask a record. Like Keras-style fit loops that shuffle a drawn batch, without a call; the draws
     move with the batch's size, the noise stays independent of it."""
+
+    source = staticmethod(sentences)
 
     randomness = "different"
     make_net, loss0 = CropThenSort.make_net, CropThenSort.loss
@@ -146,18 +120,17 @@ class ShuffledRows(Sentences, NoCall, kind="shuffle-rows-before-loop"):
         self.optimizers().step()
 
 
-class OwnLengths(Sentences, Private, kind="next-token-own-length"):
+class OwnLengths(Private, kind="next-token-own-length"):
     """Correct: the loss of a record is the mean over its own tokens, never over the batch's. Like
     public causal language models with Opacus' DPGRU and ignore_index, normalised by record."""
+
+    source = staticmethod(sentences)
 
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.emb, self.gru, self.out = (
-                nn.Embedding(64, 8),
-                DPGRU(8, 12, batch_first=True),
-                nn.Linear(12, 64),
-            )
+            self.emb, self.gru = nn.Embedding(64, 8), DPGRU(8, 12, batch_first=True)
+            self.out = nn.Linear(12, 64)
 
         def forward(self, ids):
             return self.out(self.gru(self.emb(ids))[0])
