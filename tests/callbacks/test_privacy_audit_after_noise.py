@@ -199,7 +199,9 @@ def test_no_other_shape_of_release_is_accused(tmp_path, name, seed):
     assert report.verdict.outcome != "VIOLATION", report.verdict
 
 
-@pytest.mark.parametrize("name", staged(["masked"], ["blocks by hand", "subspace", "blocks"]))
+@pytest.mark.parametrize(
+    "name", staged(["masked"], nightly=["blocks by hand", "subspace", "blocks"])
+)
 def test_half_the_noise_in_another_shape_is_found(tmp_path, name):
     report = run(tmp_path, SHAPES[name](0.5), seed=1, steps=100)
     assert report.verdict.outcome == "VIOLATION", report.verdict
@@ -281,13 +283,13 @@ class Leaks(HandWritten):
     ("make", "steps"),
     staged(
         [
-            (lambda: with_opacus(TakesNoiseBack), 60),
-            (lambda: with_opacus(UsesRawGradients), 60),
-            (lambda: with_opacus(DPOptimizer, inner=lambda p: RawInTheUpdate(p, lr=0.05)), 60),
-            (lambda: with_opacus(MasksByTheCleanSum), 100),
+            (lambda: with_opacus(TakesNoiseBack), 40),
+            (lambda: with_opacus(DPOptimizer, inner=lambda p: RawInTheUpdate(p, lr=0.05)), 40),
             (Leaks, 60),
         ],
         [
+            (lambda: with_opacus(MasksByTheCleanSum), 100),
+            (lambda: with_opacus(UsesRawGradients), 60),
             (lambda: with_opacus(TakesNoiseBack, closure=False), 60),
             (lambda: with_opacus(UsesRawGradients, closure=False), 60),
         ],
@@ -312,7 +314,7 @@ class TakesItsOwnNoiseOff(Processing):
         super().scale_grad()
 
 
-@pytest.mark.parametrize("part", [1.0, 0.7])
+@pytest.mark.parametrize("part", staged([0.7], nightly=[1.0]))
 def test_noise_that_is_taken_off_again_does_not_pass(tmp_path, part):
     report = run(tmp_path, with_opacus(_kind(TakesItsOwnNoiseOff, part=part)), steps=80)
     assert report.verdict.outcome != "PASS", report.verdict
@@ -327,8 +329,7 @@ class InNoise(Processing):
         self.apply()
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("name", staged(["sign"], ["low_pass", "top_k", "clip_norm"]))
+@pytest.mark.parametrize("name", staged(heavy=["sign"], nightly=["low_pass", "top_k", "clip_norm"]))
 def test_what_is_done_within_add_noise_is_neither_accused_nor_passed_at_half_the_noise(
     tmp_path, name
 ):
@@ -423,10 +424,6 @@ def test_the_model_is_the_unaudited_one_where_a_closure_runs_twice(tmp_path):
     torch.testing.assert_close(*models(tmp_path, make, PrivacyAudit(seed=1)), rtol=1e-3, atol=1e-5)
 
 
-def test_a_violated_run_still_raises(accused):
-    assert_too_little_noise(accused(processed("low_pass", "pre_step", share=0.5), steps=40))
-
-
 # --- A training may set the noise of a step in a hook of its own, after the audit's.
 
 
@@ -435,13 +432,24 @@ class LouderInTheEnd(Forwarding):
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         if self.global_step == 5:
-            private: Any = self.trainer.optimizers[0]
-            private.noise_multiplier = 3.0
+            self.trainer.optimizers[0].noise_multiplier = 3.0
 
 
-@pytest.mark.parametrize("canary", [Dirac(), Mislabeled(num_classes=10)])
-def test_noise_that_is_raised_before_a_step_is_that_of_the_step(audited, canary):
-    report = audited(LouderInTheEnd(), canaries=[canary], seed=None, steps=8)
+class QuieterInTheEnd(Forwarding):
+    """Lowers it: what the audit read before is no longer stated."""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.trainer.optimizers[0].noise_multiplier = 1.0 if self.global_step < 3 else 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "canary", "after"),
+    [(LouderInTheEnd, Mislabeled(num_classes=10), 3.0), (QuieterInTheEnd, Dirac(), 0.5)],
+)
+def test_noise_that_is_changed_before_a_step_is_that_of_the_step(audited, kind, canary, after):
+    report = audited(kind(), canaries=[canary], seed=None, steps=12, on_violation="warn")
+    assert report.verdict.outcome != "VIOLATION", report.verdict
+    assert {sigma for sigma, *_ in report.history} == {1.0, after}
     assert status(report, "accounting") == "ok"
     assert status(report, "noise.excess") == "ok"
 
