@@ -233,16 +233,6 @@ class Endless(IterableDataset):
         return iter(TRAIN)
 
 
-def plain() -> Any:
-    return StandaloneTraining()
-
-
-def with_endless() -> Any:
-    module = StandaloneTraining()
-    module.train_dataloader = lambda: DataLoader(Endless(), batch_size=50)
-    return module
-
-
 OWN_LOADER = DataLoader(TRAIN, batch_size=32)
 
 
@@ -255,8 +245,6 @@ def with_its_own_loader() -> Any:
 @pytest.mark.parametrize(
     ("arguments", "make", "message"),
     [
-        ({"losses": lambda *_: torch.tensor(0.5)}, plain, r"of shape \(\), must be .*'none'"),
-        ({}, with_endless, "train_dataloader=None takes .* but is DataLoader; pass train_data"),
         ({}, PrivateTraining, "population_dataloader=None takes .* is NoneType"),
         ({}, PrivateModule, r"losses_per_record.* of PrivateModule"),
         (

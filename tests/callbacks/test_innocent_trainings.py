@@ -120,7 +120,7 @@ class Bare(OnWeights):
     scale = 0.0
 
 
-@pytest.mark.parametrize("steps", [1, 2, 6])
+@pytest.mark.parametrize("steps", [1, 6])
 def test_noise_on_the_weights_is_not_missing_and_nothing_is_proved_without_it(tmp_path, steps):
     report = audited(tmp_path, OnWeights(), steps)
     assert report.verdict.outcome == "INCONCLUSIVE"

@@ -43,25 +43,20 @@ from lightning_audit.verdict.judge import NO_OPTIMIZER
 
 
 @pytest.mark.whole_report
-@pytest.mark.heavy
-def test_the_picture_lies_beside_the_report_and_moves_away_with_it(tmp_path, audited):
-    for _ in range(2):
-        audited(PrivateModule(), logger=TensorBoardLogger(tmp_path), steps=16)
-    for folder in (audited.directory, audited.directory / "previous-1"):
-        assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
-        assert (folder / "report.html").read_bytes().startswith(b"<!doctype html>")
-
-
-@pytest.mark.whole_report
 @pytest.mark.parametrize("logger", [CSVLogger, TensorBoardLogger])
-def test_the_picture_is_drawn_once_and_only_for_a_logger_that_takes_it(
+def test_the_picture_is_drawn_once_for_a_logger_that_takes_it_and_lies_beside_the_report(
     tmp_path, audited, monkeypatch, logger
 ):
     drawn: list[object] = []
     monkeypatch.setattr(plots, "figure", lambda report: drawn.append(report) or figure(report))
-    audited(PrivateModule(), logger=logger(tmp_path), steps=16)
     taken = logger is TensorBoardLogger
-    assert (len(drawn), (audited.directory / "report.png").exists()) == (taken, taken)
+    for number in (1, 2):
+        audited(PrivateModule(), logger=logger(tmp_path), examinations=0, steps=8)
+        assert len(drawn) == number * taken
+    for folder in (audited.directory, audited.directory / "previous-1"):  # it moves away with it
+        assert (folder / "report.png").exists() == taken
+        assert not taken or (folder / "report.png").read_bytes().startswith(b"\x89PNG")
+        assert (folder / "report.html").read_bytes().startswith(b"<!doctype html>")
 
 
 def _disk_full(*_: object) -> None:
@@ -69,22 +64,13 @@ def _disk_full(*_: object) -> None:
 
 
 @pytest.mark.whole_report
-@pytest.mark.parametrize(
-    ("replaced", "by", "said"),
-    [
-        ("run.outcome.find_spec", lambda name: None, ""),
-        ("report.figure.save_drawn", _disk_full, "report.png could not be written: disk full"),
-    ],
-    ids=["no matplotlib", "disk full"],
-)
-def test_without_a_picture_the_audit_goes_on_with_a_warning_at_most(
-    tmp_path, audited, monkeypatch, caplog, replaced, by, said
-):
-    monkeypatch.setattr(f"lightning_audit.{replaced}", by)
-    report = audited(PrivateModule(), logger=TensorBoardLogger(tmp_path), steps=16)
-    assert (report.steps, report.complete) == (16, True)
+def test_without_a_picture_the_audit_goes_on_with_a_warning(tmp_path, audited, monkeypatch, caplog):
+    monkeypatch.setattr("lightning_audit.report.figure.save_drawn", _disk_full)
+    logger = TensorBoardLogger(tmp_path)
+    report = audited(PrivateModule(), logger=logger, examinations=0, steps=8)
+    assert (report.steps, report.complete) == (8, True)
     assert not (audited.directory / "report.png").exists()
-    assert said in caplog.text
+    assert "report.png could not be written: disk full" in caplog.text
 
 
 class Calls(pl.Callback):
@@ -124,13 +110,6 @@ def test_violation_stops_the_training_and_is_raised_in_on_fit_end(tmp_path):
     assert_no_hooks_left(module)
 
 
-def test_stop_ends_the_training_and_raises_nothing(audited):
-    calls, module = Calls(), PrivateModule(optimizer_class=HalfNoise)
-    report = audited(module, calls, on_violation="stop", max_epochs=5)
-    assert (report.verdict.outcome, report.complete) == ("VIOLATION", True)
-    assert calls.seen.count("epoch") == 1
-
-
 def test_warn_trains_to_the_end_and_raises_nothing(trained):
     done = trained(private(HalfNoise), on_violation="warn", max_epochs=3)
     assert (done.report.verdict.outcome, done.report.steps) == ("VIOLATION", 96)
@@ -146,24 +125,16 @@ def test_inconclusive_audit_is_raised_where_asked(tmp_path):
     assert report_in(tmp_path).verdict == raised.value.report.verdict
 
 
-def test_inconclusive_audit_only_warns_by_default(trained):
-    done = trained(steps=4)
-    assert done.report.verdict.outcome == "INCONCLUSIVE"
-    assert "INCONCLUSIVE" in done.shown
-
-
-def test_report_is_shown_at_the_end(trained):
-    shown = trained().shown
-    assert "PASS" in shown
-    assert "report.json" in shown
-
-
 @pytest.mark.parametrize("verbose", [True, False])
 def test_every_check_is_shown_on_request_and_else_a_summary(trained, verbose):
     done = trained(steps=4, **({"verbose": True} if verbose else {}))
+    assert done.report.verdict.outcome == "INCONCLUSIVE"  # of which nothing is raised
+    assert any("more steps are needed" in lack for lack in done.report.verdict.pass_blockers)
     words = done.shown.split()
     assert all(check.name in words for check in done.report.checks) == verbose
     assert (len(done.shown.strip().splitlines()) <= 15) == (not verbose)
+    assert "INCONCLUSIVE" in done.shown
+    assert "report.json" in done.shown
 
 
 # --- Pages that real trainings write: of each outcome, and of claims of every kind.
@@ -198,62 +169,52 @@ class OwnHalf(DPOptimizer):
             p.grad = 0.5 * (p.grad + p.summed_grad.view_as(p))
 
 
+PAGES: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    "half the noise": (
+        {"optimizer_class": OwnHalf},
+        {"claimed_epsilon": 50.0},
+        [
+            "This training is less private than it says: too little noise",
+            *("OwnHalf", "Some tensors lack noise"),
+        ],
+    ),
+    "correct": (
+        {},
+        {"claimed_epsilon": 50.0},
+        [
+            "this training did what its claim of ε = 50 rests on.",
+            "PrivacyAudit( claimed_epsilon=50.0,",
+        ],
+    ),
+    "replace one": (
+        {},
+        {"claim": PrivacyClaim(epsilon=50.0, delta=1e-5, adjacency="replace_one")},
+        ["whether one record is replaced by another", "PrivacyClaim(epsilon="],
+    ),
+    "shuffled": (
+        {"poisson": False},
+        {"claim": PrivacyClaim(epsilon=500.0, delta=1e-5, sampling="shuffled")},
+        ["shuffled batches, each record in one step per epoch", "PrivacyClaim(epsilon="],
+    ),
+    "allowed": (
+        {"poisson": False},
+        {"allow": ["sampling.not_poisson"]},
+        ["Except sampling.not_poisson, which is allowed, no fault was found", "fails, allowed"],
+    ),
+}
+
+
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("module", "audit", "words"),
-    [
-        (
-            {},
-            {"claimed_epsilon": 50.0},
-            [
-                "this training did what its claim of ε = 50 rests on.",
-                "PrivacyAudit( claimed_epsilon=50.0,",
-            ],
-        ),
-        (
-            {"optimizer_class": OwnHalf},
-            {"claimed_epsilon": 50.0},
-            [
-                "This training is less private than it says: too little noise",
-                "OwnHalf",
-                "Some tensors lack noise",
-            ],
-        ),
-        (
-            {},
-            {"claim": PrivacyClaim(epsilon=50.0, delta=1e-5, adjacency="replace_one")},
-            ["whether one record is replaced by another", "PrivacyClaim(epsilon="],
-        ),
-        (
-            {"poisson": False},
-            {"claim": PrivacyClaim(epsilon=500.0, delta=1e-5, sampling="shuffled")},
-            ["shuffled batches, each record in one step per epoch", "PrivacyClaim(epsilon="],
-        ),
-        (
-            {"poisson": False},
-            {"allow": ["sampling.not_poisson"]},
-            ["Except sampling.not_poisson, which is allowed, no fault was found", "fails, allowed"],
-        ),
-    ],
-    ids=["correct", "half the noise", "replace one", "shuffled", "allowed"],
-)
-@pytest.mark.heavy_one_in(1)
-def test_a_page_says_what_was_found_and_claimed(tmp_path, page_of, module, audit, words):
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.heavy_one_in(3)
+def test_a_page_says_what_was_found_and_claimed(tmp_path, page_of, name):
+    module, audit, words = PAGES[name]
     text = page_of(PrivateModule(**module), **audit).text
     assert not [part for part in words if part not in text]
-    if not module and "claimed_epsilon" in audit:
-        assert f"PASS: {tmp_path.name} \N{EN DASH} privacy audit" in text
+    assert name != "correct" or f"PASS: {tmp_path.name} \N{EN DASH} privacy audit" in text
 
 
-@pytest.mark.heavy
-def test_a_training_that_is_too_short_says_what_is_missing(page_of):
-    parsed = page_of(steps=2)
-    assert "No verdict: no fault was found, but 2 steps did not show enough" in parsed.text
-    assert "What a pass still needs" in parsed.text
-    assert "square" not in " ".join(parsed.values("class"))  # no figure of 16 readings
-
-
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_two_optimizers_have_a_line_each(page_of):
     text = page_of(TwoNets(), steps=STEPS).text
     assert "Private optimizers2" in text
@@ -299,12 +260,6 @@ def test_it_is_told_which_epsilon_holds_and_whether_it_was_chosen(trained, make_
     assert "one epoch costs epsilon 4.377 at delta 1e-05 if a record is zeroed" in found.message
     chosen = "make_private was called with poisson_sampling=False" in found.message
     assert chosen == (not make_poisson)
-
-
-def test_three_epochs_of_shuffled_batches_cost_three_steps(trained):
-    report = trained(private(poisson=False), on_violation="warn", max_epochs=3).report
-    told = check(report, "sampling.not_poisson").message
-    assert "3 epochs cost epsilon 8.385 at delta 1e-05 if a record is zeroed" in told
 
 
 class NotPrivateByHand(ManualModule):
@@ -356,10 +311,6 @@ def test_it_trains_where_violations_are_warned_of(tmp_path):
         (faulty.NoNoise, {"no_noise"}),
         (faulty.NoNoiseOnBiases, {"noise_missing_in_tensors"}),
         (faulty.OneKeyForAllTensors, {"noise_repeated_in_step", "one_key_for_all_tensors"}),
-        (
-            faulty.OneValueForAllCoordinates,
-            {"noise_repeated_in_step", "one_value_for_all_coordinates"},
-        ),
         (faulty.ClosureRunsAgain, {"gradient_replaced"}),
         (faulty.ClipAfterAverage, {"clip_after_average", "one_record_moves_too_much"}),
         (faulty.NoClipping, {"no_clipping", "one_record_moves_too_much"}),
@@ -372,17 +323,6 @@ def test_a_fault_ends_the_training_within_five_steps_and_is_named(trained, kind,
     assert root.name in names
     # Steps are fed to the checks a few at a time.
     assert report.steps <= min(root.place.step + 5, 20)
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        (faulty.NoNoise, "no noise:"),
-        (faulty.ClosureRunsAgain, "gradient replaced: a backward pass ran after the noise"),
-    ],
-)
-def test_a_fault_is_said_in_words(trained, kind, said):
-    assert trained(private(kind, on_digits=True), **LONG).report.verdict.fault.startswith(said)
 
 
 def test_other_callbacks_have_their_usual_end(tmp_path):
@@ -409,17 +349,12 @@ def test_what_is_told_stands_where_it_happened_and_once(tmp_path, caplog):
     logger.addHandler(heard)
     try:
         audit = PrivacyAudit(seed=1, on_violation="warn")
-        trainer_for(tmp_path, calls, audit, max_epochs=2).fit(on_digits(HalfNoise))
+        trainer_for(tmp_path, calls, audit, max_steps=40).fit(on_digits(HalfNoise))
     finally:
         logger.removeHandler(heard)
     assert len(at) == 1
     assert at[0] < 10
-    assert audit.report.steps > 60
-
-
-def test_a_manual_optimization_is_stopped_as_well(tmp_path):
-    report, _ = stopped(tmp_path, ManualModule(optimizer_class=HalfNoise), **LONG)
-    assert report.steps < 20
+    assert audit.report.steps == 40
 
 
 def test_the_next_training_of_the_callback_stops_as_the_first(tmp_path):
@@ -428,13 +363,6 @@ def test_the_next_training_of_the_callback_stops_as_the_first(tmp_path):
         trainer_for(tmp_path / str(number), audit, **LONG).fit(on_digits(HalfNoise))
         assert audit.report.verdict.outcome == "VIOLATION"
         assert audit.report.steps < 10
-
-
-@pytest.mark.parametrize("examinations", [0, "auto"])
-def test_a_correct_training_is_not_stopped(trained, examinations):
-    report = trained(examinations=examinations, max_epochs=3).report
-    assert report.steps == 96
-    assert report.verdict.outcome != "VIOLATION"
 
 
 class Plain(pl.callbacks.ProgressBar):
@@ -482,13 +410,10 @@ def test_a_progress_bar_shows_a_finding_after_the_step_that_shows_it(tmp_path):
     assert 0 <= found[0] < 10
 
 
-@pytest.mark.parametrize("bar", [TQDMProgressBar(), RichProgressBar(), None])
-def test_lightnings_progress_bars_show_it_and_none_is_needed(tmp_path, bar, capsys):
+@pytest.mark.parametrize("bar", [TQDMProgressBar(), RichProgressBar()])
+def test_lightnings_progress_bars_show_it(tmp_path, bar, capsys):
     audit = PrivacyAudit(seed=1, on_violation="warn")
-    given = [bar] if bar else []
-    trainer = trainer_for(
-        tmp_path, audit, *given, max_steps=12, enable_progress_bar=bar is not None
-    )
+    trainer = trainer_for(tmp_path, audit, bar, max_steps=12, enable_progress_bar=True)
     trainer.fit(on_digits(HalfNoise))
     streams = capsys.readouterr()
     shown = "".join((streams.out + streams.err).split())

@@ -11,7 +11,7 @@ from opacus.optimizers import DPOptimizer
 from printed_report import as_text
 from stages import staged
 from torch.nn import functional
-from trained import check, on_digits, private
+from trained import private
 from training_matrix import (
     AdaClip,
     AdaptiveGhost,
@@ -41,13 +41,6 @@ from lightning_audit.verdict.gate import contradictions
 TRAINS_ON = {"on_violation": "warn"}
 
 
-def test_clipping_at_twice_the_norm_is_named_with_its_size(accused):
-    report = accused(on_digits(faulty.ClipAtTwice), steps=96, allow=["every_step"])
-    assert "clipping norm too large: gradients are clipped at" in report.verdict.fault
-    assert check(report, "sensitivity").status == "violated"
-    assert 1.5 < check(report, "sensitivity").evidence["shift"] < 2.5
-
-
 # Two epochs of four steps; one is enough for most of the coins' draws, six steps for all of thirty.
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 @pytest.mark.one_in(4)
@@ -58,16 +51,9 @@ def test_missing_clipping_in_short_epochs_is_named(accused, seed):
     assert "clipping" in report.verdict.fault.split(",")[0]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        private(faulty.HalfNoise, kind=ManualModule),
-        private(faulty.HalfNoise, mode="functorch"),
-    ],
-    ids=["manual optimization", "functorch"],
-)
-def test_half_of_the_noise_is_found_in_other_trainings(accused, make):
-    report = accused(make())
+@pytest.mark.parametrize("how", [{"kind": ManualModule}, {"mode": "functorch"}], ids=str)
+def test_half_of_the_noise_is_found_in_other_trainings(accused, how):
+    report = accused(private(faulty.HalfNoise, **how)())
     assert report.verdict.kind == "mechanism"
     assert "noise scale too small" in report.verdict.fault
 
@@ -129,11 +115,11 @@ def test_loader_with_a_higher_rate_than_the_accountants_is_wrong_sampling(accuse
 
 
 def test_more_steps_than_the_claimed_epsilon_allows_is_wrong_accounting(audited):
-    report = audited(PrivateModule(), claimed_epsilon=1.7, on_violation="warn", max_epochs=6)
+    report = audited(PrivateModule(), claimed_epsilon=1.5, on_violation="warn", max_epochs=3)
     assert report.verdict.kind == "accounting"
     assert status(report, "accounting") == "violated"
     assert "wrong accounting" in report.verdict.fault
-    assert report.epsilon_spent > 1.7
+    assert report.epsilon_spent > 1.5
     # The epochs before were within the claim.
     assert len(report.epochs) > 1
     violated = [epoch["violated"] for epoch in report.epochs]
@@ -157,20 +143,16 @@ def test_training_without_claimed_noise_never_passes_and_is_told_so(audited):
 
 
 @pytest.mark.filterwarnings("ignore:GDP accounting is experimental")
-def test_what_the_gdp_accountant_states_is_no_claim_and_prevents_a_pass(audited):
-    report = audited(PrivateModule(accountant="gdp"), steps=40)
+def test_what_the_gdp_accountant_states_is_no_claim_and_prevents_a_pass(audited, accused):
+    report = audited(PrivateModule(accountant="gdp"), steps=40, folder="states")
     assert report.verdict.outcome == "INCONCLUSIVE"
     (told,) = (one for one in report.verdict.pass_blockers if "gdp accountant" in one)
     assert "PrivacyEngine(accountant='prv')" in told
     assert "claimed_epsilon" in told
     assert report.epsilon_spent == pytest.approx(report.claimed_epsilon, rel=0.01)
-
-
-@pytest.mark.filterwarnings("ignore:GDP accounting is experimental")
-def test_a_claim_is_judged_whatever_the_gdp_accountant_states(audited, accused):
     report = audited(PrivateModule(accountant="gdp"), steps=40, claimed_epsilon=50.0)
     assert not any("gdp" in one for one in report.verdict.pass_blockers)
-    report = accused(PrivateModule(accountant="gdp"), claimed_epsilon=0.5)
+    report = accused(PrivateModule(accountant="gdp"), claimed_epsilon=0.5, folder="small")
     assert report.verdict.kind == "accounting"
 
 
@@ -198,11 +180,7 @@ def test_half_noise_has_one_root_and_the_rest_follows_from_it(trained):
 @pytest.mark.parametrize(
     ("make", "claimed", "findings"),
     [
-        (
-            private(faulty.HalfNoise, on_digits=True, poisson=False),
-            None,
-            ["noise", "sampling.not_poisson"],
-        ),
+        (private(faulty.HalfNoise, poisson=False), None, ["noise", "sampling.not_poisson"]),
         (private(faulty.NoClipping, on_digits=True), 0.5, ["sensitivity", "accounting"]),
     ],
     ids=["half_noise_and_shuffled", "no_clipping_and_accounting"],
@@ -253,6 +231,7 @@ class LastRowNotClipped(OwnFactors):
 
 
 # A canary stands in the first row in one step of twenty, and the coin of each tells at most log 2.
+@pytest.mark.heavy_one_in(4)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("kind", "name", "steps"),
@@ -286,9 +265,6 @@ class Keeps(pl.Callback):
         optimizer = private_optimizer(trainer.optimizers[0])
         if not optimizer._is_last_step_skipped:
             self.sums.append(torch.cat([p.summed_grad.flatten() for p in optimizer.params]))
-
-
-# Opacus and torch remark on loaders and hooks in every training.
 
 
 def compared(folder: Path, make: Callable[[], pl.LightningModule], audit: PrivacyAudit) -> int:

@@ -20,8 +20,6 @@ from training_matrix import AdaClip, Ghost, ManualGhost, PerLayer, wide
 from training_support import (
     ManualModule,
     PrivateModule,
-    digits,
-    mlp,
     report_in,
     status,
     trainer_for,
@@ -134,8 +132,7 @@ KINDS: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.whole_report
-@pytest.mark.parametrize("kind", staged(["mlp"], [kind for kind in KINDS if kind != "mlp"]))
+@pytest.mark.parametrize("kind", staged(["mlp"], nightly=[kind for kind in KINDS if kind != "mlp"]))
 def test_the_run_without_a_copy_is_the_run_with_one_to_the_bit(tmp_path, kind, copies):
     make, how = KINDS[kind]
     modules = []
@@ -162,30 +159,19 @@ def test_the_run_without_a_copy_is_the_run_with_one_to_the_bit(tmp_path, kind, c
     assert [canary_rows_left(module) for module in modules] == [0, 0]
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.heavy), 4])
-def test_only_every_nth_step_takes_canaries(tmp_path, every, clipped_rows, copies):
-    entries = train(tmp_path, every_n_steps=every)
-    due = np.arange(30) % every == 0
-    assert (entries["canaries"] == np.where(due, INJECTED, NOT_PLANNED)).all()
-    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
-    assert copies == []
-
-
-def test_copied_rows_enter_the_first_steps_and_few_later(tmp_path, monkeypatch, clipped_rows):
+def test_copied_rows_enter_the_first_steps_and_few_later_and_others_every_step(
+    tmp_path, monkeypatch, clipped_rows
+):
     monkeypatch.setattr(planner, "FULL_STEPS", 7)
     monkeypatch.setattr(planner, "THINNED", 5)
+    assert (train(tmp_path / "laid", every_n_steps=None)["canaries"] == INJECTED).all()
+    clipped_rows.clear()
     forbid_prefill(monkeypatch)
     entries = train(tmp_path, every_n_steps=None)
     assert np.flatnonzero(entries["canaries"]).tolist() == [*range(7), 10, 15, 20, 25]
     assert not (entries["canaries"] == DROPPED).any()
     assert clipped_rows == entries["coins"].sum(axis=1).tolist()
     assert OBSTACLE in notes_in(tmp_path)
-
-
-@pytest.mark.usefixtures("clipped_rows")
-def test_rows_that_need_no_copy_are_never_thinned(tmp_path, monkeypatch):
-    monkeypatch.setattr(planner, "FULL_STEPS", 7)
-    assert (train(tmp_path, every_n_steps=None)["canaries"] == INJECTED).all()
 
 
 # ------------------------------------------------------------------ physical and logical batches
@@ -253,12 +239,6 @@ def test_accumulated_batches_take_canaries_by_copy_once_a_step(tmp_path, by, cli
 
 
 # ------------------------------------------------------------------ precision
-
-
-def test_mixed_precision_takes_canaries_without_a_copy(tmp_path, clipped_rows, copies):
-    entries = train(tmp_path, precision="bf16-mixed", steps=12)
-    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
-    assert not copies
 
 
 def test_autocast_of_the_users_own_leaves_the_gradients_as_they_would_be(tmp_path, copies):
@@ -329,8 +309,8 @@ def test_clipping_norm_from_the_gradients_of_the_step_is_that_of_the_batch(tmp_p
         with pytest.MonkeyPatch.context() as patch:
             forbid_prefill(patch, prefill=prefill)
             torch.manual_seed(0)
-            norms.append(train(tmp_path / str(prefill), Median())["max_grad_norm"])
-    assert len(set(norms[0].tolist())) > 20
+            norms.append(train(tmp_path / str(prefill), Median(), steps=15)["max_grad_norm"])
+    assert len(set(norms[0].tolist())) > 10
     # Canaries that were laid out beforehand have the norm of before, and are clipped to the same
     # but for rounding.
     np.testing.assert_allclose(*norms, rtol=1e-6)
@@ -430,10 +410,7 @@ def test_training_that_goes_on_sums_up_no_canary_of_the_broken_step(
     assert_each_canary_once(entries, clipped_rows)
 
 
-@pytest.mark.parametrize("prefill", [True, False])
-def test_a_second_try_in_the_same_batch_sums_up_no_canary_of_the_first(
-    tmp_path, prefill, monkeypatch, clipped_rows
-):
+def test_a_second_try_in_the_same_batch_sums_up_no_canary_of_the_first(tmp_path, clipped_rows):
     class Twice(FailingManual):
         where = "on_before_optimizer_step"
 
@@ -443,7 +420,6 @@ def test_a_second_try_in_the_same_batch_sums_up_no_canary_of_the_first(
             if tries < self.at == self.seen:
                 super().training_step(batch, batch_idx)
 
-    forbid_prefill(monkeypatch, prefill=prefill)
     entries = train(tmp_path, Twice(poisson=False, make_poisson=False), steps=12)
     assert entries["scale"].tolist() == [16.0] * 5 + [32.0] + [16.0] * 6
     assert_each_canary_once(entries, clipped_rows)
@@ -487,13 +463,6 @@ def test_a_step_around_lightning_takes_the_canaries_just_before_clipping(tmp_pat
     assert clipped_rows == entries["coins"].sum(axis=1).tolist()
 
 
-def test_images_take_canaries_without_a_copy(tmp_path, copies):
-    net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), mlp(144, 16))
-    entries = train(tmp_path, PrivateModule(net, dataset=digits(images=True)), steps=12)
-    assert copies == []
-    assert (entries["canaries"] == INJECTED).all()
-
-
 # --- Faults are found, and what cannot be audited is said, under every way of Opacus to clip.
 
 
@@ -504,11 +473,6 @@ def _as(optimizer: DPOptimizer, kind: type[DPOptimizer]) -> DPOptimizer:
 
 
 class QuietPerLayer(PerLayer):
-    def configure_optimizers(self) -> Any:
-        return plant(super().configure_optimizers(), "half_noise")
-
-
-class QuietGhost(Ghost):
     def configure_optimizers(self) -> Any:
         return plant(super().configure_optimizers(), "half_noise")
 
@@ -551,26 +515,24 @@ class LooseGhost(Ghost):
         return optimizer
 
 
-@pytest.mark.parametrize("kind", [QuietPerLayer, QuietGhost])
-def test_half_the_noise_is_found(audited, kind):
-    report = audited(wide(kind), on_violation="warn", steps=30)
-    assert status(report, "noise") == "violated"
-    assert status(report, "sensitivity") == "ok"
+def quiet_adaclip() -> QuietAdaClip:
+    module = wide(QuietAdaClip, noise_multiplier=2.0)
+    module.engine_arguments = {**module.engine_arguments, "unclipped_num_std": 1.2}
+    return module
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("kind", [LoosePerLayer, LooseGhost])
+@pytest.mark.parametrize("make", [lambda: wide(QuietPerLayer), quiet_adaclip])
+def test_too_little_noise_is_found(audited, make):
+    report = audited(make(), on_violation="warn", steps=30)
+    assert (status(report, "noise"), status(report, "sensitivity")) == ("violated", "ok")
+
+
+@pytest.mark.parametrize("kind", staged(heavy=[LooseGhost], nightly=[LoosePerLayer]))
 def test_clipping_at_twice_the_norm_is_found(audited, kind):
     report = audited(wide(kind), on_violation="warn", steps=150)
     assert status(report, "sensitivity") == "violated"
     shift = next(c for c in report.checks if c.name == "sensitivity").evidence["shift"]
     assert shift == pytest.approx(2.0, abs=0.4)
-
-
-def test_adaptive_clipping_without_the_noise_that_its_count_costs_is_found(audited):
-    module = wide(QuietAdaClip, noise_multiplier=2.0)
-    module.engine_arguments = {**module.engine_arguments, "unclipped_num_std": 1.2}
-    assert status(audited(module, on_violation="warn", steps=60), "noise") == "violated"
 
 
 class ShortNorms(Ghost):

@@ -37,7 +37,6 @@ from training_support import (
     PrivateTraining,
     assert_no_hooks_left,
     digits,
-    fit,
     mlp,
     random_data,
     replace_optimizer,
@@ -146,75 +145,65 @@ def test_tensorboard_gets_every_metric(logged):
 
 
 @pytest.mark.whole_report
-@pytest.mark.parametrize("names", [(), ("eps_cp", "fdp_cp")])
-def test_only_the_bounds_that_are_asked_for_are_computed(audited, names):
-    report = audited(PrivateModule(), bounds=list(names), steps=32)
+@pytest.mark.parametrize(("names", "prefix"), [((), "audit"), (("eps_cp", "fdp_cp"), "privacy")])
+def test_only_the_bounds_that_are_asked_for_are_computed_and_logged_under_the_prefix(
+    tmp_path, audited, names, prefix
+):
+    loggers = [CSVLogger(tmp_path, name) for name in ("first", "second")]
+    given = {"bounds": list(names), "log_prefix": prefix, "logger": loggers}
+    report = audited(PrivateModule(), examinations=0, max_epochs=1, **given)
     betting, at_end, mu, *others = report.bounds
     assert (betting.looks, betting.epsilon_lower) == ("anytime", report.epsilon_lower)
     assert (at_end.name, at_end.looks) == ("at_end", "single")
     assert (mu.name, mu.looks) == ("mu", "single")
     assert {bound.name for bound in others} == set(names)
     assert list(report.settings["bounds"]) == sorted(names, reverse=True)
+    for logger in loggers:
+        (row,) = _rows(logger, prefix)
+        told = {name for name in row if name.startswith(("audit/", "privacy/"))}
+        if names:
+            wanted = {f"epsilon{step}_lower/{name}" for name in names for step in ("", "_step")}
+        else:
+            wanted = {*NAMES[:8], "epsilon_lower_at_end"}
+        assert {f"{prefix}/{name}" for name in wanted} <= told
+        assert (len(told) == 9) == (not names)
+        assert all(name.startswith(f"{prefix}/") for name in told)
 
 
-@pytest.mark.whole_report
-def test_by_default_nine_metrics_are_logged(tmp_path, audited):
-    logger = CSVLogger(tmp_path)
-    audited(PrivateModule(), bounds=(), logger=logger, max_epochs=1)
-    (row,) = _rows(logger)
-    told = {name.removeprefix("audit/") for name in row if name.startswith("audit/")}
-    assert told == {*NAMES[:8], "epsilon_lower_at_end"}
+#: An epoch of eight steps without examinations: only its end is looked at.
+SHORT = {"bounds": (), "examinations": 0, "limit_train_batches": 8}
 
 
-@pytest.mark.whole_report
 def test_short_epochs_are_looked_at_first_and_last_and_long_ones_each(audited, monkeypatch):
     def epochs(**planned: int) -> list[float]:
-        report = audited(PrivateModule(), bounds=(), **planned)
+        report = audited(PrivateModule(), **SHORT, **planned)
         assert report.epochs[-1]["step"] == report.steps
         return [row["epoch"] for row in report.epochs]
 
     assert epochs(max_epochs=4) == [0, 1, 2, 3]
     monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
     assert epochs(max_epochs=4) == [0, 3]
-    assert epochs(max_epochs=9, max_steps=80) == [0, 2]
+    assert epochs(max_epochs=9, max_steps=20) == [0, 2]
 
 
-@pytest.mark.whole_report
-def test_a_checkpoint_may_follow_a_metric_that_is_not_due_at_each_epoch(
-    tmp_path, audited, monkeypatch
-):
+@pytest.mark.parametrize("by", [pl.callbacks.EarlyStopping, ModelCheckpoint])
+def test_what_another_callback_goes_by_is_logged_at_each_epoch(tmp_path, audited, monkeypatch, by):
     monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
-    best = ModelCheckpoint(tmp_path / "best", monitor="audit/epsilon_lower", save_top_k=-1)
-    audited(PrivateModule(), best, bounds=(), max_epochs=3, enable_checkpointing=True)
-    assert len(list((tmp_path / "best").iterdir())) == 3
+    stops = by is pl.callbacks.EarlyStopping
+    given = {"patience": 9} if stops else {"dirpath": tmp_path / "best", "save_top_k": -1}
+    other = by(monitor="audit/epsilon_lower", mode="max", **given)
+    report = audited(PrivateModule(), other, **SHORT, max_epochs=3, enable_checkpointing=not stops)
+    assert [row["epoch"] for row in report.epochs] == [0, 1, 2]
+    assert stops or len(list((tmp_path / "best").iterdir())) == 3
 
 
-@pytest.mark.whole_report
-def test_two_loggers_get_the_metrics_under_the_chosen_prefix(tmp_path, audited):
-    first, second = CSVLogger(tmp_path, "first"), CSVLogger(tmp_path, "second")
-    audited(PrivateModule(), log_prefix="privacy", logger=[first, second], steps=32)
-    for logger in (first, second):
-        (row,) = _rows(logger, "privacy")
-        assert {f"privacy/{name}" for name in NAMES} <= set(row)
-        assert not any(name.startswith("audit/") for name in row)
-
-
-@pytest.mark.whole_report
-def test_training_without_logger_has_the_metrics_all_the_same(tmp_path):
-    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), logger=False, max_steps=32)
-    trainer.fit(PrivateModule())
-    assert {f"audit/{name}" for name in NAMES} <= set(trainer.callback_metrics)
-    assert report_in(tmp_path).verdict.outcome == "PASS"
-
-
-@pytest.mark.whole_report
-def test_epoch_in_which_a_violation_is_found_is_logged(tmp_path, accused):
-    logger = CSVLogger(tmp_path)
-    report = accused(PrivateModule(optimizer_class=HalfNoise), logger=logger, max_epochs=5)
-    (row,) = _rows(logger)
-    assert float(row["audit/violated"]) == 1
-    assert float(row["audit/e_value"]) > 1e3
-    assert float(row["audit/observations"]) == report.steps * 8
+def test_checkpoints_can_be_chosen_by_an_audit_metric(tmp_path, audited):
+    by = {"monitor": "audit/epsilon_spent", "mode": "min", "filename": "{epoch}"}
+    best = ModelCheckpoint(tmp_path / "checkpoints", **by)
+    report = audited(PrivateModule(), best, enable_checkpointing=True, max_epochs=2, **SHORT)
+    assert Path(best.best_model_path).name == "epoch=0.ckpt"
+    spent = report.epochs[0]["epsilon_spent"]
+    assert float(best.best_model_score) == pytest.approx(spent, rel=1e-5)
 
 
 class _End(pl.Callback):
@@ -224,42 +213,28 @@ class _End(pl.Callback):
         self.ended += 1
 
 
-@pytest.mark.whole_report
-def test_last_checkpoint_and_other_callbacks_ends_come_before_the_violation(tmp_path):
-    class Module(PrivateModule):
-        ended = 0
+class _Ends(PrivateModule):
+    ended = 0
 
-        def on_train_end(self) -> None:
-            self.ended += 1
+    def on_train_end(self) -> None:
+        self.ended += 1
 
-    before, after, module = _End(), _End(), Module(optimizer_class=HalfNoise)
+
+def test_before_a_violation_its_epoch_is_logged_and_checkpoints_and_callbacks_have_their_end(
+    tmp_path,
+):
+    logger, before, after = CSVLogger(tmp_path), _End(), _End()
+    module, audit = _Ends(optimizer_class=HalfNoise), PrivacyAudit(seed=1)
     saves = ModelCheckpoint(tmp_path / "checkpoints", save_last=True, save_top_k=0)
-    callbacks = (before, PrivacyAudit(seed=1), after, saves)
-    trainer = trainer_for(tmp_path, *callbacks, enable_checkpointing=True, max_epochs=5)
+    given = {"enable_checkpointing": True, "max_epochs": 5, "logger": logger}
     with pytest.raises(PrivacyViolation):
-        trainer.fit(module)
+        trainer_for(tmp_path, before, audit, after, saves, **given).fit(module)
     assert (tmp_path / "checkpoints" / "last.ckpt").exists()
     assert before.ended == after.ended == module.ended == 1
-
-
-@pytest.mark.whole_report
-def test_checkpoints_can_be_chosen_by_an_audit_metric(tmp_path, audited):
-    by = {"monitor": "audit/epsilon_spent", "mode": "min", "filename": "{epoch}"}
-    best = ModelCheckpoint(tmp_path / "checkpoints", **by)
-    report = audited(PrivateModule(), best, enable_checkpointing=True, max_epochs=2)
-    assert Path(best.best_model_path).name == "epoch=0.ckpt"
-    spent = report.epochs[0]["epsilon_spent"]
-    assert float(best.best_model_score) == pytest.approx(spent, rel=1e-5)
-
-
-@pytest.mark.whole_report
-@pytest.mark.parametrize("monitored", [None, "audit/epsilon_lower"])
-def test_what_another_callback_goes_by_is_logged_at_each_epoch(audited, monkeypatch, monitored):
-    monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
-    stopping = pl.callbacks.EarlyStopping(monitored or "loss", mode="max", patience=2)
-    others = [stopping] if monitored else []
-    report = audited(PrivateModule(), *others, examinations=0, max_epochs=5)
-    assert [row["epoch"] for row in report.epochs] == (list(range(5)) if monitored else [0, 4])
+    (row,) = _rows(logger)
+    assert float(row["audit/violated"]) == 1
+    assert float(row["audit/e_value"]) > 1e3
+    assert float(row["audit/observations"]) == report_in(tmp_path).steps * 8
 
 
 # --- What an audit's files reveal: nothing that tells neighbours of equal releases apart.
@@ -286,7 +261,7 @@ def name_of(value: object) -> str:
     ),
     ids=name_of,
 )
-@pytest.mark.heavy_one_in(4)
+@pytest.mark.heavy_one_in(6)
 def test_artefacts_of_neighbours_with_the_same_releases_are_equal(tmp_path, row, kind):
     one, other = neighbours(tmp_path, row, kind)
     assert differences(one, other) == []
@@ -313,14 +288,14 @@ def test_a_coarse_field_seldom_differs_between_neighbours(tmp_path):
 # ------------------------------------------------------------------ what a review read off reports
 
 
-def one_full_batch(audited: Audited, value: float, noise_seed: int) -> dict[str, dict]:
+def one_full_batch(audited: Audited, value: float) -> dict[str, dict]:
     """Evidence of one full-batch step with noise multiplier 20, by check."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(64, 8, generator=generator)
     x[3, 0] = value
     data = TensorDataset(x, torch.randint(0, 10, (64,), generator=generator))
     torch.manual_seed(2)
-    noise = {"noise_multiplier": 20.0, "generator": torch.Generator().manual_seed(noise_seed)}
+    noise = {"noise_multiplier": 20.0, "generator": torch.Generator().manual_seed(5)}
     module = PrivateModule(dataset=data, batch_size=64, **noise)
     report = audited(module, claimed_epsilon=1000.0, steps=1)
     return {check.name: dict(check.evidence) for check in report.checks}
@@ -331,50 +306,37 @@ def test_one_value_of_a_record_is_not_read_off_the_norm_of_the_clipped_sum(audit
     noise = ("excess", "mean", "shape", "entries", "whole")
     reuse = ("forecast", "entries", "recurrence")
     hidden = [f"noise.{name}" for name in noise] + [f"reuse.{name}" for name in reuse]
-    for noise_seed in (5, 6):
-        one, other = (one_full_batch(audited, value, noise_seed) for value in (0.0, 4.0))
-        for name in (*hidden, "coupling"):
-            assert one[name] == other[name] == {}
-        for name in private.keys() & one.keys():
-            assert {*one[name]} <= {*private[name]}
+    one, other = (one_full_batch(audited, value) for value in (0.0, 4.0))
+    for name in (*hidden, "coupling"):
+        assert one[name] == other[name] == {}
+    for name in private.keys() & one.keys():
+        assert {*one[name]} <= {*private[name]}
 
 
-@pytest.fixture(scope="module")
-def computed_and_shown(tmp_path_factory):
-    """What the checks of a correct training compute, by name, and the text of its report."""
+#: By check, a number of the data that is computed and not in the report.
+OF_DATA = (
+    *(("noise.excess", name) for name in ("sum_norm_over_terms", "ratio")),
+    *(("noise.mean", name) for name in ("positive", "negative")),
+    *(("reuse.recurrence", "difference_ratio"), ("coupling", "change")),
+)
+
+
+def test_a_number_of_the_data_that_is_computed_is_not_in_the_report(audited, monkeypatch):
     computed: dict[str, dict[str, object]] = {}
 
     def watched(check: CheckResult, significance: float) -> CheckResult:
         computed[check.name] = dict(check.evidence)
         return shown(check, significance)
 
-    directory = tmp_path_factory.mktemp("shown")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_audit.run.evaluation.shown", watched)
-        fit(directory, PrivateModule(), PrivacyAudit(seed=1, examinations=1), max_steps=20)
-    return computed, (directory / "audit" / "report.json").read_text()
-
-
-@pytest.mark.parametrize(
-    ("check", "number"),
-    [
-        ("noise.excess", "sum_norm_over_terms"),
-        ("noise.excess", "ratio"),
-        ("noise.mean", "positive"),
-        ("noise.mean", "negative"),
-        ("reuse.recurrence", "difference_ratio"),
-        ("coupling", "change"),
-    ],
-)
-def test_a_number_of_the_data_that_is_computed_is_not_in_the_report(
-    computed_and_shown, check, number
-):
-    computed, text = computed_and_shown
-    assert number in computed[check]
-    (found,) = (c for c in json.loads(text)["checks"] if c["name"] == check)
-    assert found["status"] == "ok"
-    assert number not in found["evidence"]
-    assert number == "ratio" or f'"{number}"' not in text
+    monkeypatch.setattr("lightning_audit.run.evaluation.shown", watched)
+    audited(PrivateModule(), examinations=1, steps=20)
+    text = (audited.directory / "report.json").read_text()
+    checks = {check["name"]: check for check in json.loads(text)["checks"]}
+    for check, number in OF_DATA:
+        assert number in computed[check]
+        assert checks[check]["status"] == "ok"
+        assert number not in checks[check]["evidence"]
+        assert number == "ratio" or f'"{number}"' not in text
 
 
 class OwnClipping(FirstRowNotClipped):
@@ -382,20 +344,18 @@ class OwnClipping(FirstRowNotClipped):
 
 
 def test_places_in_a_report_are_not_absolute_paths(tmp_path, monkeypatch):
-    for folder in (Path.cwd(), tmp_path):
-        monkeypatch.chdir(folder)
-        directory = tmp_path / f"from_{folder.name}"
-        module = PrivateModule(mlp(64), dataset=digits(), optimizer_class=OwnClipping)
-        report = violation(directory, module, PrivacyAudit(seed=1, examinations=1), max_steps=20)
-        text = (directory / "audit" / "report.json").read_text()
-        assert str(Path(lightning_audit.__file__).parents[1]) not in text
-        assert str(Path(torch.__file__).parents[1]) not in text
-        places = [place for c in report.checks if (place := c.evidence.get("where"))]
-        assert places
-        files = [p.partition(" at ")[2].rpartition(":")[0] for w in places for p in w.split(", ")]
-        assert {str(Path(__file__).relative_to(REPOSITORY))} <= {*files}
-        assert all(file.endswith(".py") and not Path(file).is_absolute() for file in files)
-        assert any("computed from un-noised data" in note for note in report.notes)
+    monkeypatch.chdir(tmp_path)
+    module = PrivateModule(mlp(64), dataset=digits(), optimizer_class=OwnClipping)
+    report = violation(tmp_path, module, PrivacyAudit(seed=1, examinations=1), max_steps=20)
+    text = (tmp_path / "audit" / "report.json").read_text()
+    assert str(Path(lightning_audit.__file__).parents[1]) not in text
+    assert str(Path(torch.__file__).parents[1]) not in text
+    places = [place for c in report.checks if (place := c.evidence.get("where"))]
+    assert places
+    files = [p.partition(" at ")[2].rpartition(":")[0] for w in places for p in w.split(", ")]
+    assert {str(Path(__file__).relative_to(REPOSITORY))} <= {*files}
+    assert all(file.endswith(".py") and not Path(file).is_absolute() for file in files)
+    assert any("computed from un-noised data" in note for note in report.notes)
 
 
 # --- Ways in which people bring Opacus into a Lightning training, other than in the module's net.
@@ -454,14 +414,8 @@ class SelfPrivate(pl.LightningModule):
 def made_private(
     engine: PrivacyEngine, net: nn.Module, optimizer: Any, loader: DataLoader, **more: Any
 ) -> tuple[Any, DPOptimizer]:
-    return engine.make_private(
-        module=net,
-        optimizer=optimizer,
-        data_loader=loader,
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        **more,
-    )[:2]
+    given = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, **more}
+    return engine.make_private(module=net, optimizer=optimizer, data_loader=loader, **given)[:2]
 
 
 @pytest.mark.parametrize("kind", [DPOptimizer, HalfNoise])
@@ -546,10 +500,9 @@ def test_private_by_a_callback_passes_wherever_the_audit_stands(tmp_path, hook, 
     assert_no_hooks_left(module)
 
 
-@either_order
-def test_half_noise_by_a_callback_is_a_violation(tmp_path, first):
+def test_half_noise_by_a_callback_is_a_violation(tmp_path):
     user = MakePrivate("on_train_epoch_start", optimizer_class=HalfNoise)
-    _, report = by_callback(tmp_path, user, first)
+    _, report = by_callback(tmp_path, user, first=False)
     assert report.verdict.fault.startswith("noise scale too small")
 
 
@@ -621,7 +574,7 @@ class Unwrapped(PrivateModule):
     def configure_optimizers(self) -> DPOptimizer:
         plain, loader = self.inner(self.trainable()), self.plain_loader()
         self.hooks, optimizer = made_private(self.engine, self.net, plain, loader, wrap_model=False)
-        return replace_optimizer(optimizer, self.optimizer_class or DPOptimizer)
+        return optimizer
 
 
 def test_training_without_a_wrapped_model_passes_without_a_copy(audited):
@@ -631,11 +584,6 @@ def test_training_without_a_wrapped_model_passes_without_a_copy(audited):
     assert_sound(report, 64)
     assert not any("copied" in note for note in report.notes), report.notes
     assert_no_hooks_left(module)
-
-
-def test_half_noise_without_a_wrapped_model_is_a_violation(accused):
-    report = accused(Unwrapped(optimizer_class=HalfNoise), steps=32)
-    assert report.verdict.fault.startswith("noise scale too small")
 
 
 # --- The audit by YAML and by command line, through the LightningCLI of both packages.
@@ -719,12 +667,6 @@ def assert_as_configured(audit: PrivacyAudit) -> None:
     assert (audit.on_violation, str(audit.report_dir)) == ("stop", "reports")
 
 
-def test_yaml_makes_the_audit_with_all_that_is_nested(package, tmp_path):
-    path = tmp_path / "audit.yaml"
-    path.write_text(yaml.safe_dump(with_audit(**ARGUMENTS)))
-    assert_as_configured(parse(package, ["--config", str(path)]))
-
-
 def test_printed_configuration_makes_the_same_audit(package, tmp_path, capsys):
     given, printed = tmp_path / "given.yaml", tmp_path / "printed.yaml"
     given.write_text(yaml.safe_dump(with_audit(**ARGUMENTS)))
@@ -741,17 +683,13 @@ def test_dataclasses_need_no_class_path(package):
     assert_as_configured(parse(package, with_audit(**ARGUMENTS | plain)))
 
 
-def test_an_exemption_is_made_with_its_scope_and_reason(package):
+def test_an_exemption_is_made_with_its_reason_and_an_input_canary_with_its_loss_by_name(package):
     allow = ["accounting", {"finding": "no_dp", "optimizer": "G", "reason": "sees no record"}]
-    config = parse(package, with_audit(allow=allow)).config
-    assert config.allow == ("accounting",)
-    assert config.exemptions == (Allow("no_dp", optimizer="G", reason="sees no record"),)
-
-
-def test_an_input_canary_is_made_with_its_loss_by_name(package):
     arguments = {"amplitude": 100.0, "loss": "torch.nn.functional.cross_entropy", "num_classes": 10}
     canaries = [{"class_path": "lightning_audit.canaries.Mislabeled", "init_args": arguments}]
-    audit = parse(package, with_audit(canaries=canaries))
+    audit = parse(package, with_audit(allow=allow, canaries=canaries))
+    assert audit.config.allow == ("accounting",)
+    assert audit.config.exemptions == (Allow("no_dp", optimizer="G", reason="sees no record"),)
     loss = torch.nn.functional.cross_entropy
     assert audit.canaries == (Mislabeled(amplitude=100.0, loss=loss, num_classes=10),)
     assert parse(package, with_audit(canaries=["Crafted"])).canaries == (Crafted(),)
@@ -773,16 +711,13 @@ def test_audit_that_a_cli_always_adds_is_set_on_the_command_line(package):
     ("arguments", "message"),
     [
         ({"claimed_epsilon": -1.0}, "claimed_epsilon=-1.0 must be a finite number > 0; leave it"),
-        ({"delta": 2.0}, "delta=2.0 must be in (0, 1); take less than one over"),
         ({"resolution": {"noise": 1.5}}, "noise=1.5 must be in (0, 1)"),
         ({"claim": {"epsilon": 3.0}}, "delta=None must be in (0, 1); epsilon=3.0 is claimed at"),
-        ({"canaries": []}, "canaries=[] must hold a canary"),
         ({"canaries": ["GradientCanary"]}, "must hold objects of lightning_audit.canaries, such"),
         (
             {"canaries": [{"class_path": "Constant", "init_args": {"moving": True}}]},
             "moving=True must be False for Constant",
         ),
-        ({"allow": ["unheard"]}, "allow holds 'unheard', which is no name of a finding; allowed: "),
         ({"allow": ["sampling.poisson"]}, "finding; did you mean 'sampling.not_poisson'?"),
     ],
 )
@@ -819,7 +754,7 @@ def test_violation_leaves_the_command_line_as_an_error(package, tmp_path):
     assert saved["trainer"]["callbacks"][0]["init_args"]["seed"] == 1
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_the_example_passes_with_the_other_package_in_its_place(tmp_path):
     """As it stands it is run as the README's command."""
     script = tmp_path / "cli.py"

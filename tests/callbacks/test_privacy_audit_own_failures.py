@@ -89,9 +89,7 @@ def test_faults_at_random_calls_end_no_training(tmp_path, plain, caplog, name, n
 # ------------------------------------------------------------------ the report
 
 
-@pytest.mark.parametrize(
-    "error", [MemoryError("12 GB"), OSError(errno.EMFILE, "too many open files")], ids=repr
-)
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "too many open files")], ids=repr)
 def test_a_report_that_cannot_be_built_gives_no_pass(audited, monkeypatch, error):
     monkeypatch.setattr("lightning_audit.run.audit_run.build_report", failing(error))
     report = audited(PrivateModule())
@@ -194,8 +192,13 @@ class InDataSet(PrivateModule):
         return loader
 
 
-@pytest.mark.parametrize("kind", [InTrainingStep, InAddNoise, InInnerStep, InDataSet])
-@pytest.mark.parametrize("of", [Theirs, MemoryError])
+@pytest.mark.parametrize(
+    ("kind", "of"),
+    [
+        *((kind, Theirs) for kind in (InTrainingStep, InAddNoise, InInnerStep, InDataSet)),
+        (InTrainingStep, MemoryError),
+    ],
+)
 def test_the_users_exception_reaches_the_user_as_the_same_object(tmp_path, kind, of):
     module = kind()
     module.error = error = of("theirs")
