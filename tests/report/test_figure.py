@@ -1,5 +1,6 @@
 """Figures of a report: what is drawn, where, and nothing on top of something else."""
 
+import dataclasses
 import math
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from typing import Any, BinaryIO
 import matplotlib as mpl
 import numpy as np
 import pytest
+from made_report import made_report
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import same_color, to_rgba
 from matplotlib.figure import Figure
@@ -56,24 +58,15 @@ def rows(count: int, scale: float = 1.0) -> tuple[dict[str, float], ...]:
 
 
 def report(**changes: Any) -> AuditReport:
-    fields: dict[str, Any] = {
-        "verdict": VERDICTS[0],
-        "checks": (),
-        "bounds": (),
-        "claimed_epsilon": 8.0,
+    given = {
         "epsilon_spent": 1.5,
-        "epsilon_not_excluded": 4.0,
-        "delta": 1e-5,
         "steps": 145,
-        "observations": 2000,
         "history": ((2.0, 0.01, 45), (1.0, 0.01, 100)),
-        "power": {},
         "epochs": rows(5),
         "settings": {"bound_significance": 0.05},
-        "environment": {},
         "operating_points": (HEALTHY,),
     }
-    return AuditReport(**{**fields, **changes})
+    return dataclasses.replace(made_report(), **{**given, **changes})
 
 
 def line(drawn: Figure, panel: int, label: str) -> Any:

@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import Markup
 from parsed_page import ParsedPage
@@ -39,6 +39,7 @@ def test_numbers_and_words_in_a_few_letters(words, expected):
     }
 
 
+@settings(max_examples=40)
 @given(st.floats(1e-6, 1e9), st.integers(2, 8))
 def test_ticks_are_even_start_at_zero_and_stay_below_the_end(high, about):
     ticks = parts.nice(high, about)
