@@ -203,6 +203,8 @@ class Momentum(PrivateModule):
         (Momentum, (), "on_train_epoch_end of the module changed optimizer state exp_avg"),
     ],
 )
+@pytest.mark.one_in(2)
+@pytest.mark.heavy_one_in(5)
 def test_a_change_is_named_with_its_hook(tmp_path, kind, callbacks, told):
     report = trained(tmp_path, module(kind), *(make() for make in callbacks))
     assert told in changes(report)
@@ -635,6 +637,8 @@ def kept_mean_joins(training: Made, epoch: int) -> None:
         (kept_mean_joins, "buffer mean changed between steps 4 and 5: new values of buffers are"),
     ],
 )
+@pytest.mark.one_in(2)
+@pytest.mark.heavy_one_in(5)
 def test_a_change_in_a_plain_loop_is_named_by_the_steps_around_it(tmp_path, between, told):
     report = attached(tmp_path, between)
     assert told in changes(report)
@@ -678,6 +682,8 @@ def state_zeroed(training: Made, epoch: int) -> None:
     "between",
     [average_in_at_the_end, average_swapped_in, clamped, state_zeroed, lambda *_: None],
 )
+@pytest.mark.one_in(2)
+@pytest.mark.heavy_one_in(5)
 def test_a_loop_that_evaluates_on_training_records_passes(tmp_path, between):
     assert changes(attached(tmp_path, between)) == ""
 

@@ -422,7 +422,7 @@ def test_a_violation_beside_a_correct_training_is_not_hidden_and_each_keeps_its_
     wait_for(root / "waits")
     (root / "waits").unlink()
     before = len(other.said())
-    number = other.start(Job(str(root), every=10, stay=str(tmp_path / "never")))
+    number = other.start(Job(str(root), steps=STEPS, every=10, stay=str(tmp_path / "never")))
     wait_for(root / "waits")
     os.kill(number, signal.SIGKILL)
     other.ended()
@@ -430,13 +430,13 @@ def test_a_violation_beside_a_correct_training_is_not_hidden_and_each_keeps_its_
     go.touch()
     assert one.ended() == 1  # PrivacyViolation
     # The first directory is free again, and stays the violated training's.
-    other.start(Job(str(root), ckpt=checkpoint(root, 30), seed=4))
+    other.start(Job(str(root), steps=STEPS, ckpt=checkpoint(root, 30), seed=4))
     assert other.ended() == 0, other.said()
     assert report_in(root).verdict.outcome == "VIOLATION"
     assert steps_in(root / "audit") == [0]  # the violation stops
     again = AuditReport.load(root / "audit" / "run-2" / "report.json")
-    assert (again.steps, again.verdict.outcome, again.settings["seed"]) == (96, "PASS", 3)
-    assert steps_in(root / "audit" / "run-2") == list(range(96))
+    assert (again.steps, again.verdict.outcome, again.settings["seed"]) == (STEPS, "PASS", 3)
+    assert steps_in(root / "audit" / "run-2") == list(range(STEPS))
     assert not any("is not in" in note for note in again.notes)
     assert not (root / "audit" / "run-3").exists()
     assert main(["check", str(root / "audit")]) == main(["check", str(root)]) == 1
@@ -444,17 +444,18 @@ def test_a_violation_beside_a_correct_training_is_not_hidden_and_each_keeps_its_
 
 @pytest.mark.heavy
 def test_a_run_whose_directory_is_held_goes_on_elsewhere_and_says_so(tmp_path, root, one, other):
-    one.start(Job(str(root), every=10, stay=str(tmp_path / "go")))
+    one.start(Job(str(root), steps=STEPS, every=10, stay=str(tmp_path / "go")))
     wait_for(root / "waits")
-    other.start(Job(str(root), ckpt=checkpoint(root, 30)))  # of a run that has not stopped
+    # Of a run that has not stopped.
+    other.start(Job(str(root), steps=STEPS, ckpt=checkpoint(root, 30)))
     assert other.ended() == 0, other.said()
     (tmp_path / "go").touch()
     assert one.ended() == 0
     first, second = report_in(root), AuditReport.load(root / "audit" / "run-2" / "report.json")
-    assert (first.steps, second.steps) == (96, 96)
+    assert (first.steps, second.steps) == (STEPS, STEPS)
     assert any("belongs to another training" in note for note in second.notes)
     assert any("the record of the first 30 steps is not in" in note for note in second.notes)
-    assert steps_in(root / "audit") == list(range(96))
+    assert steps_in(root / "audit") == list(range(STEPS))
 
 
 def test_a_resumed_training_that_breaks_off_in_its_set_up_leaves_no_earlier_report(root):
