@@ -4,7 +4,6 @@ import errno
 import fcntl
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -59,31 +58,6 @@ def test_an_interrupt_leaves_no_directory_locked(tmp_path, monkeypatch):
     assert claim(tmp_path).directory == tmp_path
 
 
-HOLDS = """
-import sys, time
-from pathlib import Path
-from lightning_audit.record.report_directory import claim
-lock = claim(Path(sys.argv[1]))
-print(lock.directory, flush=True)
-time.sleep(100)
-"""
-
-
-def test_another_processs_claim_ends_when_it_is_killed(tmp_path):
-    other = subprocess.Popen(
-        [sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    assert other.stdout is not None
-    assert other.stdout.readline().strip() == str(tmp_path)
-    lock = claim(tmp_path)
-    assert lock.directory == tmp_path / "run-2"
-    lock.release()
-    os.kill(other.pid, signal.SIGKILL)
-    other.wait()
-    other.stdout.close()
-    assert claim(tmp_path).directory == tmp_path
-
-
 def test_a_forked_process_neither_holds_the_claim_nor_lets_it_go(tmp_path):
     lock = claim(tmp_path)
     read, write = os.pipe()
@@ -132,17 +106,6 @@ def test_a_file_or_a_link_beside_is_passed_over(tmp_path):
     assert claim(tmp_path).directory == tmp_path / "run-4"
     assert first.directory == tmp_path
     assert not list((tmp_path / "elsewhere").iterdir())
-
-
-@pytest.mark.parametrize("kind", ["file", "link to nothing"])
-def test_what_is_no_directory_cannot_be_claimed(tmp_path, kind):
-    place = tmp_path / "place"
-    if kind == "file":
-        place.write_text("mine")
-    else:
-        place.symlink_to(tmp_path / "nothing")
-    with pytest.raises(OSError, match="place"):
-        claim(place)
 
 
 def test_a_link_in_the_locks_place_is_not_followed(tmp_path):
@@ -202,7 +165,7 @@ sys.stdin.readline()
 def test_processes_that_claim_at_once_have_a_directory_each(tmp_path):
     base = tmp_path / "audit"
     command, pipe = [sys.executable, "-c", CLAIMS, str(base)], subprocess.PIPE
-    started = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(6)]
+    started = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(3)]
     for process in started:
         assert process.stdin
         process.stdin.write("go\n")
@@ -211,7 +174,7 @@ def test_processes_that_claim_at_once_have_a_directory_each(tmp_path):
     for process in started:
         process.communicate("end\n")
         assert process.returncode == 0
-    expected = [base, *(base / f"run-{number}" for number in range(2, 7))]
+    expected = [base, *(base / f"run-{number}" for number in (2, 3))]
     assert sorted(places) == sorted(map(str, expected))
 
 

@@ -74,16 +74,6 @@ def test_crosses_follow_the_check_and_not_the_interval():
     assert found.rows[0].says == "too little noise"
 
 
-def test_of_many_tensors_the_ones_with_the_least_noise_are_shown_in_the_reports_order():
-    report = dataclasses.replace(
-        of_outcome("PASS"), tensors=tensors_of_page_reports(160)[::-1], tensors_left_out=12
-    )
-    found = section(report)
-    assert [row.name for row in found.rows] == [f"net.{i}.weight" for i in reversed(range(14))]
-    assert "146 more have 1.01 to 1.16 times." in found.note
-    assert "leaves out 12 further tensors" in found.note
-
-
 def test_a_common_start_is_in_the_header_and_long_names_are_cut_in_the_middle():
     every = tensors_of_page_reports(3, name="encoder.layers.attention.")
     found = section(made_report(tensors=every))
@@ -102,48 +92,10 @@ def test_a_ratio_outside_of_the_picture_is_an_arrow_at_its_end():
     assert row.value == "9.00"
 
 
-def test_a_report_without_tensors_has_no_section():
-    assert figures.tensor_section(made_report()) is None
-
-
 def drawn(report: AuditReport) -> figures.Timeline:
     found = figures.timeline(report)
     assert found is not None
     return found
-
-
-def texts(report: AuditReport) -> str:
-    return ParsedPage(drawn(report).wide).text
-
-
-def test_a_correct_run_has_its_epsilons_at_the_ends_of_lines_and_no_alarm():
-    report = of_outcome("PASS")
-    words = texts(report)
-    for label in ("claimed 8", "spent 3", "proved at least 1.2", "no alarm"):
-        assert label in words
-    assert "The alarm level was not reached." in words
-    assert {"spent", "proved", "alarm", "evid"} <= set(
-        ParsedPage(drawn(report).wide).values("class")
-    )
-
-
-def test_a_violation_has_the_first_alarm_by_steps_from_one_and_leaves_the_picture():
-    words = texts(of_outcome("VIOLATION"))
-    # Its checks reach the level later: the page has one number for when a fault was first seen.
-    assert "first seen in step 8" in words
-    assert "training stopped" not in words
-    assert "First seen in step 8." in words
-    assert "higher than shown" in words
-
-
-def test_a_training_that_stops_at_its_alarm_says_so():
-    epochs = ({"epoch": 0, "step": 8, "e_value": 1e5},)
-    settings = {**made_report().settings, "on_violation": "raise"}
-    report = made_report("VIOLATION", steps=8, epochs=epochs, settings=settings)
-    assert "first seen in step 8, training stopped" in texts(report)
-    found = drawn(report)
-    assert "holds the evidence at alarms and at the ends of epochs only" in found.says
-    assert "Epsilon was computed 1 time only" in found.says
 
 
 def test_epsilon_has_a_curve_from_three_ends_of_epochs_on():
@@ -160,11 +112,6 @@ def test_the_narrow_picture_has_its_labels_inside_and_ids_of_its_own():
     xs = [float(x) for tag, name, x in narrow.attributes if (tag, name) == ("text", "x")]
     assert max(xs) <= right
     assert "claimed 8" in narrow.text
-
-
-def test_a_report_without_epochs_and_evidence_has_no_figure():
-    assert figures.timeline(made_report()) is None
-    assert figures.timeline(made_report(steps=0, epochs=epochs())) is None
 
 
 def test_infinite_epsilons_are_left_out_of_the_curve():
@@ -186,14 +133,6 @@ def report(**changes: object) -> AuditReport:
 def test_the_attack_at_one_percent_is_the_best_test_of_two_gaussians(mu):
     assert figures.true_positives(mu) == pytest.approx(special.ndtr(mu - special.ndtri(0.99)))
     assert figures.true_positives(mu, 0.2) == pytest.approx(1.0 - float(GaussianTradeoff(mu)(0.2)))
-
-
-def test_the_words_have_mu_and_the_attack_claimed_and_measured():
-    claimed, measured = figures.tradeoff(report()).words
-    assert claimed.startswith("Claimed: μ = 1 for one step")
-    assert claimed.endswith("finds at most 9.2\xa0% of the present ones.")
-    assert measured.startswith("Measured: μ is at least 0.8 with 95\xa0% confidence")
-    assert "finds at least 6.3\xa0%" in measured
 
 
 @pytest.mark.parametrize(("readings", "drawn"), [(29, False), (30, True)])
@@ -230,19 +169,6 @@ def test_the_curve_is_the_claimed_one_and_the_hatched_area_below_it():
     for px, py in points:
         assert y(py) == pytest.approx(float(curve(min(1.0, max(0.0, x(px))))), abs=2e-3)
     assert (points[0], points[-1]) == ((50.0, 14.0), (386.0, 350.0))
-
-
-def test_without_noise_nothing_is_claimed_and_the_points_are_drawn():
-    found = figures.tradeoff(report(history=((0.0, 0.01, 100),)))
-    assert found.claim == "no claim: a step has noise_multiplier 0: it claims no privacy"
-    assert found.says == "3 measured points; nothing is claimed that they could contradict."
-    assert "forbid" not in ParsedPage(found.picture).values("class")
-
-
-def test_correlated_noise_has_no_mu_of_a_step():
-    settings = {**report().settings, "claim": {"noise_coefficients": [1.0, -0.5]}}
-    (words,) = figures.tradeoff(report(settings=settings)).words
-    assert "no μ and no ε of a step follow from it" in words
 
 
 def test_points_in_the_shade_by_less_than_their_error_accuse_nothing_yet():

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made_report import made_report
-from many_trainings import audited
 from report_edits import Change, edits, with_
 
 from lightning_audit.results import audit_report
@@ -120,19 +119,11 @@ def test_a_notebook_shows_verdict_epsilons_and_findings_and_runs_nothing():
     assert "<th>noise</th>" in shown
 
 
-def test_numpy_scalars_are_written_as_plain_numbers():
-    numbers = {"steps": np.int64(3), "epsilon_spent": np.float64(2.5)}
+def test_numpy_scalars_are_written_as_plain_numbers_and_nan_as_null():
+    numbers = {"steps": np.int64(3), "epsilon_spent": np.float64(2.5), "claimed_mu": math.nan}
     read = AuditReport.from_json(report(**numbers, settings={"a": np.bool_(True)}).to_json())
-    assert (read.steps, read.epsilon_spent, read.settings) == (3, 2.5, {"a": True})
-
-
-def test_nan_is_written_as_null_and_no_invalid_json():
-    assert AuditReport.from_json(report(epsilon_spent=math.nan).to_json()).epsilon_spent is None
-
-
-def test_a_value_that_json_cannot_hold_is_an_error_that_names_it():
-    with pytest.raises(TypeError, match=r"object cannot be written to a report"):
-        report(settings={"module": object()}).to_json()
+    assert (read.steps, read.epsilon_spent, read.claimed_mu) == (3, 2.5, None)
+    assert read.settings == {"a": True}
 
 
 # --- What is no report.
@@ -234,18 +225,6 @@ def test_a_report_after_any_edit_is_read_as_it_is_or_refused(edit):
 # --- Files.
 
 
-def test_a_saved_report_is_loaded_again(tmp_path):
-    path = tmp_path / "report.json"
-    assert report().save(path) == path
-    assert AuditReport.load(path) == AuditReport.load(str(path)) == report()
-    assert [p.name for p in tmp_path.iterdir()] == ["report.json"]
-
-
-def test_the_part_that_a_crash_left_does_not_disturb(tmp_path):
-    (tmp_path / ".report.json.partial").write_text("x" * 100_000)
-    assert AuditReport.load(report().save(tmp_path / "report.json")) == report()
-
-
 def test_the_old_report_stays_readable_until_the_new_one_is_whole(tmp_path, monkeypatch):
     path = report(steps=1).save(tmp_path / "report.json")
     seen, replace = [], os.replace
@@ -262,7 +241,7 @@ def test_the_old_report_stays_readable_until_the_new_one_is_whole(tmp_path, monk
 
 def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path):
     path = report(steps=1).save(tmp_path / "report.json")
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"object cannot be written to a report"):
         report(settings={"module": object()}).save(path)
     assert AuditReport.load(path).steps == 1
 
@@ -312,36 +291,7 @@ def test_the_exceptions_carry_the_report_and_its_verdict_in_words(error):
 def test_a_refusal_keeps_what_to_change_between_processes():
     again = pickle.loads(pickle.dumps(audit_report.UnauditableTraining("accumulate nothing")))
     assert str(again) == "accumulate nothing"
-
-
-def test_who_handles_wrong_arguments_does_not_swallow_a_refusal():
-    assert not issubclass(audit_report.UnauditableTraining, ValueError | TypeError | RuntimeError)
-
-
-def test_counts_are_read_back_as_they_were_written_and_one_training_has_none():
-    report = audited(n=50).to_report()
-    seen = AuditReport.from_json(report.to_json()).trainings
-    assert seen == report.trainings
-    assert seen is not None
-    assert json.loads(report.to_json())["trainings"] == dataclasses.asdict(seen)
-    one = dataclasses.replace(report, trainings=None)
-    assert AuditReport.from_json(one.to_json()).trainings is None
-
-
-def test_the_first_fault_gives_the_verdict_its_sentence():
-    assert VIOLATION.fault == FAULTS[0].sentence
-    assert dataclasses.replace(VIOLATION, summary="longer").faults == FAULTS
-    with pytest.raises(ValueError, match="fault='another' must be 'the noise is divided"):
-        Verdict("VIOLATION", "mechanism", "", fault="another", faults=FAULTS)
-
-
-def test_another_place_is_told_of_a_second_fault_and_the_same_one_is_not():
-    for place, told in (
-        (Place(("c.weight",), 3), "Or: no noise (`c.weight`, first seen in step 4)"),
-        (FAULTS[0].place, "Or: no noise\n"),
-    ):
-        second = dataclasses.replace(FAULTS[1], place=place)
-        assert told in describe(dataclasses.replace(VIOLATION, faults=(FAULTS[0], second)))
+    assert not isinstance(again, ValueError | TypeError | RuntimeError)  # of wrong arguments
 
 
 def test_long_places_and_tables_are_cut_to_five():
@@ -391,8 +341,3 @@ def test_what_follows_from_the_root_is_one_line_and_a_further_finding_another():
         "(optimizer 2, `a.bias`, `b.bias`, process 1, first seen in step 13)",
         "Also: sampling.not_poisson: wrong sampling (first seen in step 4); look at: the loader",
     ]
-
-
-def test_a_pass_has_no_root():
-    verdict = Verdict("PASS", None, "s")
-    assert (verdict.root, verdict.further) == (None, ())

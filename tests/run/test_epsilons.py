@@ -1,5 +1,6 @@
 """The anytime bound on the run's epsilon, where the true noise varies without being declared."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, replace
@@ -119,6 +120,9 @@ def counts_of(made: AuditMonitor) -> ConfusionCounts:
 def test_every_bound_comes_with_its_labels():
     found = literature_bounds(monitor(), DELTA, 0.01)
     assert tuple(bound.name for bound in found) == BOUND_NAMES
+    katz = found[BOUND_NAMES.index("katz")]
+    assert katz.epsilon_lower is katz.mu_lower is None
+    assert katz.delta == 0.0
     for bound in found:
         method = METHODS[bound.name]
         assert bound.significance == 0.01
@@ -151,22 +155,10 @@ def test_bounds_of_a_step_are_the_methods_own_and_are_composed_over_the_run():
     assert found["fdp_t"].mu_lower == made.student.mu_lower(0.05)[0]
 
 
-def test_katz_bounds_a_steps_epsilon_at_delta_zero_and_composes_nothing():
-    katz = by_name(monitor(500))["katz"]
-    assert katz.epsilon_lower is katz.mu_lower is None
-    assert katz.delta == 0.0
-    assert katz.epsilon_step_lower > 0
-
-
-@pytest.mark.parametrize("status", [NOT_PLANNED, INJECTED])
-def test_without_a_canary_there_is_no_bound(status):
-    steps = 0 if status == INJECTED else 30
-    assert literature_bounds(monitor(steps, status=status), DELTA, 0.05) == ()
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3])
-def test_few_steps_prove_little_and_are_no_error(steps):
-    for bound in literature_bounds(monitor(steps), DELTA, 0.05):
+def test_without_a_canary_there_is_no_bound_and_of_few_steps_a_small_one():
+    for steps, status in ((0, INJECTED), (30, NOT_PLANNED)):
+        assert literature_bounds(monitor(steps, status=status), DELTA, 0.05) == ()
+    for bound in itertools.chain(*(literature_bounds(monitor(n), DELTA, 0.05) for n in (1, 2, 3))):
         assert 0 <= bound.epsilon_step_lower < 10
         assert bound.mu_lower is None or bound.mu_lower >= 0
 
@@ -201,25 +193,15 @@ def test_a_schedule_is_bounded_by_its_least_noise():
     assert found["fdp_t"].epsilon_lower == epsilon_at_ratio(made.history, 2.0 * mu_t, DELTA)
 
 
-def test_smaller_significance_proves_less():
-    made = monitor(100)
-    sharp, careful = by_name(made, 0.2), by_name(made, 1e-4)
-    for name in BOUND_NAMES:
-        assert careful[name].epsilon_step_lower < sharp[name].epsilon_step_lower
-
-
 @pytest.mark.parametrize("sigma", [0.5, 2.0])
 def test_the_betting_bound_is_of_the_noise_at_the_look_that_proves_most(sigma):
     made = monitor(200, sigma=sigma)
     bound = betting(made)
+    none = betting(monitor(20, sigma=0.0))
+    assert (none.mu_lower, none.epsilon_lower, none.epsilon_step_lower) == (0.0, 0.0, 0.0)
     assert (bound.name, bound.looks) == ("betting", "anytime")
     assert bound.mu_lower == made.leakage.ratio_lower(0.05) / sigma > 0
     assert bound.epsilon_step_lower == float(gaussian_epsilon(bound.mu_lower, DELTA))
-
-
-def test_the_betting_bound_of_steps_without_noise_is_none():
-    bound = betting(monitor(20, sigma=0.0))
-    assert (bound.mu_lower, bound.epsilon_lower, bound.epsilon_step_lower) == (0.0, 0.0, 0.0)
 
 
 RARE = replace(HEADER, coin_probability=0.1)
@@ -280,7 +262,7 @@ def misses(
     [
         (100, 15, 1.0, 0.5),
         (100, 30, 0.7, 0.1),
-        pytest.param(2000, 40, 1.0, 0.5, marks=pytest.mark.heavy),
+        pytest.param(2000, 40, 1.0, 0.5, marks=pytest.mark.nightly),
         pytest.param(2000, 40, 3.0, 0.5, marks=pytest.mark.nightly),
         pytest.param(2000, 12, 0.5, 0.5, marks=pytest.mark.nightly),
         pytest.param(300, 40, 0.7, 0.1, marks=pytest.mark.heavy),
@@ -365,11 +347,8 @@ NOISES = {
     ("name", "level"),
     staged(
         quick=[("rises", 0.05)],
-        heavy=[
-            ("falls", 1e-4),
-            *((name, 0.05) for name in ("constant", "falls", "alternates")),
-            *((name, 1e-4) for name in ("constant", "rises", "alternates")),
-        ],
+        heavy=[("falls", 1e-4)],
+        nightly=[("constant", 0.05), ("falls", 0.05), ("alternates", 1e-4)],
     ),
 )
 def test_bound_is_that_of_the_best_look_of_all(name, level):
@@ -660,14 +639,3 @@ def test_no_look_proves_more_than_its_steps_cost_beyond_its_level(course):
     print(f"\n{course}: {missed.mean():.3f} false at some look, median ratio {np.median(last):.3f}")
     assert missed.mean() <= LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / RUNS)
     assert np.median(last) > 0
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("course", ["rises", "rises from half"])
-def test_the_whole_audit_of_a_long_run_proves_no_more_than_it_costs(course):
-    noise = COURSES[course]
-    monitor = monitor_of(entries_of(noise))
-    bound, true = betting(monitor).epsilon_lower, truth(noise)
-    print(f"\n{course}: {bound} of {true}, running maximum {of_a_running_maximum(monitor)}")
-    assert of_a_running_maximum(monitor) > 1.3 * true
-    assert 0.5 * true < bound <= true

@@ -2,13 +2,11 @@
 
 import contextvars
 import functools
-import json
 import os
 import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
 from multiprocessing import cpu_count, get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,16 +48,6 @@ COUNTED = contextvars.ContextVar("COUNTED", default=0)
 TOTAL = 0
 
 
-def _foreign_class(_: Path) -> Count:
-    Fraction.calls = 0
-
-    def count() -> float:
-        Fraction.calls += 1
-        return Fraction.calls
-
-    return count
-
-
 def _mutable_default(_: Path) -> Count:
     def counts(calls: list[int] = [0]) -> float:  # noqa: B006
         calls[0] += 1
@@ -78,13 +66,6 @@ def _context(_: Path) -> Count:
     return count
 
 
-def _read_file(folder: Path) -> Count:
-    (folder / "numbers").write_bytes(bytes(range(250)))
-    file: Any = (folder / "numbers").open("rb", buffering=0)
-    OPEN.append(file)
-    return lambda: file.read(1)[0]
-
-
 def _written_file(folder: Path) -> Count:
     file = (folder / "log").open("w")
     OPEN.append(file)
@@ -93,18 +74,6 @@ def _written_file(folder: Path) -> Count:
         file.write("x")
         file.flush()
         return (folder / "log").stat().st_size
-
-    return count
-
-
-def _shared_tensor(_: Path) -> Count:
-    shared = torch.zeros(1).share_memory_()
-    hidden: dict[str, Any] = {}
-    Fraction.hidden = hidden
-    hidden["shared"] = shared
-
-    def count() -> float:
-        return float(Fraction.hidden["shared"].add_(1.0))
 
     return count
 
@@ -121,22 +90,12 @@ def _global(_: Path) -> Count:
     return count
 
 
-def _pipe(_: Path) -> Count:
-    ends = os.pipe()
-    os.write(ends[1], bytes(range(1, 250)))
-    return lambda: os.read(ends[0], 1)[0]
-
-
 #: Kinds of state by name.
 KINDS: dict[str, Callable[[Path], Count]] = {
-    "attribute of a foreign class": _foreign_class,
     "mutable default": _mutable_default,
     "ContextVar": _context,
-    "position of a file": _read_file,
     "file that is written": _written_file,
-    "shared tensor": _shared_tensor,
     "global variable": _global,
-    "pipe": _pipe,
 }
 
 
@@ -192,12 +151,6 @@ def test_what_only_the_examination_sees_leads_the_report_with_two_digits(accused
     assert "replay.clipping" in fault.consequences
     size = check(report, "replay.sensitivity").evidence["size"]
     assert size == float(f"{size:.2g}") > 1.0
-
-
-def test_a_finding_may_be_allowed(audited):
-    allow = ["replay.sensitivity", "replay.clipping", "every_step"]
-    report = audited(on_digits(FirstRowNotClipped), allow=allow, **EXAMINED, steps=2)
-    assert status(report, "replay.sensitivity") == "allowed"
 
 
 # ------------------------------------------------------------------ what a pass says
@@ -460,13 +413,6 @@ def test_a_claim_about_replaced_records_is_asked_of_replaced_records(audited):
     assert status(report, "replay.sensitivity") == "ok"
 
 
-def test_a_report_that_is_read_back_agrees_with_itself(accused):
-    accused(on_digits(ClipByThreeNorm), **EXAMINED, steps=4)
-    path = accused.directory / "report.json"
-    assert json.loads(path.read_text())["settings"]["examinations"] == 1
-    assert AuditReport.load(path).verdict.outcome == "VIOLATION"
-
-
 # --- No examination changes a training, whatever its step depends on.
 
 #: Kinds that are the same in each replay; with the others the step gives other bits each time.
@@ -497,16 +443,10 @@ def reasons(report: Any) -> set[str]:
     return {c.message for c in report.checks if c.name.startswith("replay") and c.message}
 
 
-@pytest.fixture(params=[True, False], ids=["fork", "no fork"])
-def fork(request, monkeypatch):
-    """Whether a fork of the process can train."""
-    if not request.param:
-        monkeypatch.setattr(examiner, "may_fork", lambda _: False)
-    return request.param
-
-
 @pytest.mark.usefixtures("_closed")
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.one_in(2)
+@pytest.mark.heavy_one_in(2)
 def test_a_training_ends_as_it_would_without_examinations(tmp_path, kind):
     without, _ = left_by(tmp_path / "without", kind, 0)
     examined, report = left_by(tmp_path / "with", kind, 2)
@@ -517,21 +457,20 @@ def test_a_training_ends_as_it_would_without_examinations(tmp_path, kind):
 
 
 @pytest.mark.usefixtures("_closed")
-@pytest.mark.parametrize("kind", ["ContextVar", "mutable default"])
-def test_where_no_fork_can_train_it_is_said_that_state_may_have_moved(tmp_path, kind, monkeypatch):
+def test_where_no_fork_can_train_it_is_said_that_state_may_have_moved(tmp_path, monkeypatch):
     monkeypatch.setattr(examiner, "may_fork", lambda _: False)
-    _, report = left_by(tmp_path / "with", kind, 3)
+    _, report = left_by(tmp_path / "with", "ContextVar", 3)
     assert all("gives other bits" in text for text in reasons(report))
     assert sum("state that a replay cannot restore" in note for note in report.notes) == 1
 
 
-@pytest.mark.usefixtures("_closed", "fork")
-def test_a_correct_training_is_examined_with_a_fork_and_without(tmp_path):
+@pytest.mark.usefixtures("_closed")
+def test_a_correct_training_is_examined_without_a_fork_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(examiner, "may_fork", lambda _: False)
     without, _ = left_by(tmp_path / "without", "global variable", 0)
     examined, report = left_by(tmp_path / "with", "global variable", 2)
     assert examined == without
-    replays = [check for check in report.checks if check.name.startswith("replay")]
-    assert {check.status for check in replays} == {"ok"}
+    assert {c.status for c in report.checks if c.name.startswith("replay")} == {"ok"}
     assert report.examination_cost["first"] > 0.0
 
 
@@ -550,7 +489,7 @@ class Recorded(DPOptimizer):
 
 def in_thread(folder: Path, **kwargs: Any) -> Any:
     audit = PrivacyAudit(seed=1, on_violation="warn", **{"examinations": 3, **kwargs})
-    trainer_for(folder, audit, max_steps=60).fit(private())
+    trainer_for(folder, audit, max_steps=30).fit(private())
     return audit.report
 
 

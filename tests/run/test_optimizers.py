@@ -153,7 +153,7 @@ CLAIMS = {"claimed_epsilon": 1000.0}
     ("kind", "epochs"),
     staged(
         quick=[(TwoNets, 1)],
-        heavy=[(TwoNets, 2), (Toggled, 1), (Joint, 1), (ThroughBoth, 1), (Ghost, 1)],
+        heavy=[(Ghost, 1), (ThroughBoth, 1), (Toggled, 1), (Joint, 1), (TwoNets, 2)],
     ),
 )
 def test_every_step_of_both_is_audited_and_a_healthy_run_passes(tmp_path, audited, kind, epochs):
@@ -211,7 +211,7 @@ def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(audite
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("engines", staged(quick=[1], heavy=[2]))
+@pytest.mark.parametrize("engines", [2, 1])
 def test_epsilon_is_that_of_the_steps_of_both(audited, engines):
     report = audited(TwoNets(engines=engines), max_epochs=1)
     history = [Phase(1.0, RATE, STEPS), Phase(1.5, RATE, STEPS)]
@@ -339,24 +339,9 @@ def test_a_checkpoint_of_another_number_of_optimizers_is_refused(tmp_path):
         trainer_for(tmp_path / "one", GoesOn(), audit, max_steps=4).fit(PrivateModule())
 
 
-# ------------------------------------------------------------------ refused
-
-
-def share(both: Any) -> None:
-    both[1].add_param_group({"params": [both[0].params[0]]})
-
-
-@pytest.mark.parametrize(
-    ("make", "audit", "words"),
-    [
-        (with_optimizer(share, TwoNets), {}, "1 and 2 both train a parameter of shape"),
-        (TwoNets, {"canaries": [Blank()]}, "all 2 private optimizers at once"),
-    ],
-    ids=["a parameter is shared", "input canaries"],
-)
-def test_several_optimizers_are_refused_when_the_training_starts(tmp_path, make, audit, words):
-    with pytest.raises(MisconfigurationException, match=words):
-        trainer_for(tmp_path, PrivacyAudit(**audit), max_steps=2).fit(make())
+def test_input_canaries_of_several_optimizers_are_refused_when_the_training_starts(tmp_path):
+    with pytest.raises(MisconfigurationException, match="all 2 private optimizers at once"):
+        trainer_for(tmp_path, PrivacyAudit(canaries=[Blank()]), max_steps=2).fit(TwoNets())
 
 
 # ------------------------------------------------------------------ files
@@ -365,19 +350,14 @@ def test_several_optimizers_are_refused_when_the_training_starts(tmp_path, make,
 def test_a_later_run_moves_all_records_of_an_earlier_one(audited):
     for kind in (TwoNets, TwoNets, PrivateModule):
         report = audited(kind(), steps=4, **CLAIMS)
+        assert report.other_records == (("observations-2.bin",) if kind is TwoNets else ())
+        assert report.schema_version == SCHEMA_VERSION
     for folder in (audited.directory / "previous-1", audited.directory / "previous-2"):
         for name in ("observations.bin", "observations-2.bin", "observations-2.npz"):
             assert (folder / name).exists(), (folder, name)
         assert AuditReport.load(folder / "report.json").steps == 4
     assert not (audited.directory / "observations-2.bin").exists()
     assert report.records == ("observations.bin",)
-
-
-def test_a_report_names_the_records_of_all_optimizers(audited):
-    one = audited(PrivateModule(), folder="one", steps=4, **CLAIMS)
-    two = audited(TwoNets(), folder="two", steps=4, **CLAIMS)
-    assert (one.other_records, two.other_records) == ((), ("observations-2.bin",))
-    assert one.schema_version == two.schema_version == SCHEMA_VERSION
 
 
 # --- What code of one's own is given when it asks, and what is read of it; no Trainer is needed.
@@ -390,20 +370,6 @@ def bare():
     front.open_to(made.net)
     yield made
     front.remove()
-
-
-def test_a_step_that_asks_gets_the_canaries_whose_coins_are_in_and_reads_as_they_say(bare):
-    rows = []
-    for _ in range(8):
-        bare.session.start_batch()
-        given = lightning_audit.per_sample(bare.sample_gradients(), module=bare.net)
-        rows.append(len(given["weight"]) - 5)
-        bare.update(bare.clipped_mean(given))
-        bare.session.end_batch()
-    coins = bare.column("coins")
-    assert rows == coins.sum(1).tolist()
-    assert set(rows) > {0}
-    np.testing.assert_allclose(bare.column("readings"), coins, atol=1e-5)
 
 
 def test_rows_are_the_canaries_one_by_one_and_are_given_once_a_step(bare):
@@ -538,19 +504,11 @@ def test_a_label_names_the_number_and_the_first_parameter():
     assert label_of(private_step(), 2) == "optimizer 2 (`net.0.weight`, ...)"
 
 
-def tosses(seed: int, number: int) -> list[int]:
-    return _coins(seed, number).integers(0, 2, 64).tolist()
-
-
 def test_coins_are_a_function_of_the_seed_and_the_optimizers_number():
-    assert tosses(5, 1) == tosses(5, 1)
-    assert tosses(5, 2) == tosses(5, 2)
-    assert len({tuple(tosses(seed, number)) for seed in (5, 6) for number in (1, 2, 3)}) == 6
-
-
-def test_coins_of_different_optimizers_are_independent():
-    first, second = (_coins(0, number).integers(0, 2, 100_000) for number in (1, 2))
-    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(100_000)
+    tosses = [_coins(s, n).integers(0, 2, 10_000) for s in (5, 6) for n in (1, 2, 3)]
+    again = [_coins(s, n).integers(0, 2, 10_000) for s in (5, 6) for n in (1, 2, 3)]
+    assert all(map(np.array_equal, tosses, again))
+    assert np.abs(np.corrcoef(tosses) - np.eye(6)).max() < 5 / np.sqrt(10_000)
 
 
 def optimizer_like(old: Any, inner: torch.optim.Optimizer) -> Any:

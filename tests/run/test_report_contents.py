@@ -28,7 +28,6 @@ from lightning_audit.results.audit_report import (
     Power,
 )
 from lightning_audit.results.report_details import CourseRow, Ended, PassBlocker, TensorNoise
-from lightning_audit.run.facts import TrainingInfo
 from lightning_audit.run.report_files import (
     MOST_POINTS,
     MOST_ROWS,
@@ -71,28 +70,16 @@ def growth(name: str, *tests: Evidence) -> Any:
     return growth_of([result(name)], [("", test) for test in tests])[name].growth
 
 
-def test_the_threshold_is_that_of_the_test():
-    assert result("noise").log_e_threshold == pytest.approx(grown("noise").threshold)
-    exact = CheckResult("no_dp", "mechanism", "ok", "")
-    assert with_threshold(exact, 1e-3) == exact
-
-
-def test_public_growth_is_as_it_was():
-    test = grown("noise", 0.5, 2.0, 20.0)
-    assert growth("noise", test) == tuple(test.growth)
-
-
 def test_growth_of_the_data_is_rounded_and_says_when_a_power_was_reached():
+    public = grown("noise", 0.5, 2.0, 20.0)
+    assert growth("noise", public) == tuple(public.growth)
+    one, other = (grown("noise.shape", *values) for values in ((1.0, 5.0, 8.0), (1.3, 5.4, 8.9)))
+    assert growth("noise.shape", one) == growth("noise.shape", other)
     test = grown("noise.shape", 0.5 * LN10, 1.2 * LN10, 1.9 * LN10, 3.4 * LN10, 7.0 * LN10)
     kept = dict(test.growth)
     powers = [(step, round(log_e / LN10)) for step, log_e in growth("noise.shape", test)]
     assert powers == [(step, math.floor(kept[step] / LN10)) for step, _ in powers]
     assert [power for _, power in powers] == [1, 3, 7]
-
-
-def test_fine_differences_of_the_data_give_the_same_growth():
-    one, other = (grown("noise.shape", *values) for values in ((1.0, 5.0, 8.0), (1.3, 5.4, 8.9)))
-    assert growth("noise.shape", one) == growth("noise.shape", other)
 
 
 def test_at_most_a_dozen_points_are_kept_with_the_alarm_among_them():
@@ -108,6 +95,8 @@ def test_what_did_not_run_has_no_growth():
     assert growth_of([result("noise", status="not_run")], [("", test)]) == {}
     assert growth_of([result("noise")], [("", grown("noise"))]) == {}
     assert growth_of([], [("", test)]) == {}
+    exact = CheckResult("no_dp", "mechanism", "ok", "")
+    assert with_threshold(exact, 1e-3) == exact
 
 
 def test_of_several_optimizers_the_one_closest_to_its_alarm_is_shown():
@@ -165,14 +154,6 @@ def test_how_it_ended():
     about.ended_by = "planned"
     assert about.ended(3, "") == Ended(3, "planned")
     assert about.ended(3, "the training broke off with OSError") == Ended(3, "broke off")
-
-
-def test_what_is_known_of_a_training():
-    info = TrainingInfo(None, precision="bf16-mixed", device="cpu", processes=2)
-    about = Circumstances(info.about).now
-    assert (about.device, about.precision, about.processes) == ("cpu", "bf16-mixed", 2)
-    assert (about.name, about.commit) == ("", None)
-    assert about.seconds >= 0.0
 
 
 # --- The claim with its sources; the number of records only where it is public.
@@ -301,22 +282,19 @@ def test_growth_is_of_the_checks_that_have_an_e_value(both):
                 assert first == check.evidence["violated_at_step"]
         for check in report.checks:
             assert (check.log_e_threshold is None) == (check.log_e_value is None)
-    correct, faulty = both
-    assert {"noise", "sensitivity", "reuse.lag", "noise.shape"} <= {*correct.tests}
-    assert faulty.tests["noise"].growth or faulty.tests["noise.step"].growth
-
-
-def test_growth_of_private_numbers_is_in_whole_powers_of_ten(both):
-    told = [
+    private = [
         (log_e / LN10, growth.threshold / LN10)
         for report in both
         for name, growth in report.tests.items()
         if REGISTRY[name].private
         for _, log_e in growth.growth
     ]
-    assert told, "half the noise is seen in private numbers too"
-    for power, level in told:
+    assert private, "half the noise is seen in private numbers too"
+    for power, level in private:  # in whole powers of ten
         assert power in (pytest.approx(level), pytest.approx(round(power), abs=1e-6))
+    correct, faulty = both
+    assert {"noise", "sensitivity", "reuse.lag", "noise.shape"} <= {*correct.tests}
+    assert faulty.tests["noise"].growth or faulty.tests["noise.step"].growth
 
 
 def test_every_tensor_has_its_noise(both):
@@ -371,13 +349,10 @@ def test_the_claim_says_where_each_part_is_from(correct):
     }
 
 
-def test_the_end_and_the_plan_are_told(correct, faulty):
+def test_the_circumstances_and_what_the_epsilons_rest_on_are_told(correct, faulty):
     assert correct.ended == Ended(96, "planned")
     assert faulty.ended == Ended(faulty.steps, "violation")
     assert faulty.steps < correct.planned_steps == faulty.planned_steps == 96
-
-
-def test_the_circumstances_are_told(correct):
     run = correct.run
     assert (run.name, run.device, run.precision) == ("PrivateModule", "cpu", "32-true")
     assert (run.processes, run.strategy) == (1, "SingleDeviceStrategy")
@@ -386,9 +361,6 @@ def test_the_circumstances_are_told(correct):
     assert run.commit is None or len(run.commit) in (40, 64)
     assert {"claimed_epsilon", "seed"} <= {*correct.settings_given}
     assert "delta" not in correct.settings_given
-
-
-def test_what_the_epsilons_rest_on_is_told(correct, faulty):
     names = {name: [one.name for one in told] for name, told in correct.assumptions.items()}
     assert {"noise", "clipping", "batches", "neighbors"} <= {*names["epsilon_spent"]}
     assert {"constant", "power", "batches"} <= {*names["epsilon_not_excluded"]}
@@ -452,7 +424,7 @@ def test_an_inconclusive_run_says_in_numbers_what_is_missing(trained):
         ("headlines", "faults"),
     ],
 )
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 def test_a_detail_that_fails_is_left_out_and_the_violation_is_kept(
     accused, monkeypatch, broken, lost
 ):
@@ -508,11 +480,7 @@ def test_every_flagged_tensor_is_kept_and_the_rest_is_counted():
     assert len(ratios) == MOST_UNFLAGGED
     assert ratios == sorted(ratios) == sorted(one.ratio for one in others)[:MOST_UNFLAGGED]
     assert left_out == 31
-
-
-def test_few_tensors_are_all_kept():
     assert capped([row(0, None), row(1, 1.0)]) == ((row(1, 1.0), row(0, None)), 0)
-    assert capped([]) == ((), 0)
 
 
 # --- What is missing, in numbers: the same sentences in the same order as the verdict's.
@@ -526,6 +494,7 @@ RESOLUTION = Resolution()
 
 
 def test_power_has_its_numbers_and_the_steps_that_are_missing():
+    assert [one.kind for one in blockers_of_optimizer(None, RESOLUTION)] == ["run"]
     found = blockers_of_optimizer(SEEN, RESOLUTION)
     kinds = [(one.kind, one.part, one.power, one.power_needed, one.steps_more) for one in found]
     assert kinds == [
@@ -542,10 +511,6 @@ def test_those_of_several_optimizers_have_their_label_and_those_of_the_run_none(
         of_run,
         dataclasses.replace(own, sentence=f"optimizer 1 (`a`): {own.sentence}"),
     )
-
-
-def test_without_an_optimizer_there_is_nothing_but_the_run():
-    assert [one.kind for one in blockers_of_optimizer(None, RESOLUTION)] == ["run"]
 
 
 def test_a_check_that_a_pass_needs_and_that_did_not_run_is_a_blocker_of_its_name():

@@ -20,7 +20,7 @@ import torch
 from both_processes import run_both
 from made_report import made_report
 from page_reports import of_outcome
-from resume_support import EPOCHS, RESUMING, StepwiseModule
+from resume_support import RESUMING, StepwiseModule
 from stages import staged
 from trained import failing, weights
 from training_process import Job, Trainings, trainings, wait_for
@@ -35,7 +35,6 @@ from lightning_audit.record.report_directory import (
     RECORD_NAME,
     REPORT_NAME,
     claim,
-    set_aside,
 )
 from lightning_audit.record.store import read_observations
 from lightning_audit.results.audit_report import UnauditableTraining
@@ -46,7 +45,7 @@ pytestmark = RESUMING
 
 # --- What the audit cannot write is said, and changes nothing of the training.
 
-STEPS = 32 * EPOCHS
+EPOCHS, STEPS = 2, 64
 
 
 class At(pl.Callback):
@@ -93,6 +92,18 @@ def told(caplog: pytest.LogCaptureFixture, part: str) -> list[str]:
     return [message for message in own if part in message]
 
 
+#: Bytes of a file within which a report fits.
+LIMIT = 40_000
+
+
+def _started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainings]:
+    with trainings(tmp_path_factory.mktemp("started") / "log.txt") as started:
+        yield started
+
+
+one, other = (pytest.fixture(scope="module", name=name)(_started) for name in ("one", "other"))
+
+
 # ------------------------------------------------------------------ what users do meanwhile
 
 
@@ -123,20 +134,17 @@ def test_a_file_in_the_directorys_place_is_left_alone(tmp_path, undisturbed, cap
     assert "Report " not in shown
 
 
-@pytest.mark.parametrize("on_inconclusive", ["warn", "raise"])
-def test_what_is_missing_fails_a_run_that_shall_not_be_inconclusive(tmp_path, on_inconclusive):
-    audit = PrivacyAudit(seed=3, on_inconclusive=on_inconclusive)
-    error = pytest.raises(InconclusiveAudit, match=r"observations\.bin ends before entry")
-    with error if on_inconclusive == "raise" else contextlib.nullcontext():
-        train(tmp_path, audit, At(70, (tmp_path / "audit" / RECORD_NAME).unlink))
+def test_what_is_missing_fails_a_run_that_shall_not_be_inconclusive(tmp_path):
+    audit = PrivacyAudit(seed=3, on_inconclusive="raise")
+    with pytest.raises(InconclusiveAudit, match=r"observations\.bin ends before entry"):
+        train(tmp_path, audit, At(10, (tmp_path / "audit" / RECORD_NAME).unlink))
     assert report_in(tmp_path).verdict.outcome == "INCONCLUSIVE"
 
 
-@pytest.mark.parametrize(("reaction", "at"), [("raise", 0), ("warn", 10)])
-def test_a_violation_stays_one_where_nothing_can_be_written(tmp_path, reaction, at):
-    folder, audit = tmp_path / "audit", PrivacyAudit(seed=3, on_violation=reaction)
-    with pytest.raises(PrivacyViolation) if reaction == "raise" else contextlib.nullcontext():
-        train(tmp_path, audit, At(at, replacing(folder)), optimizer_class=HalfNoise)
+def test_a_violation_stays_one_where_nothing_can_be_written(tmp_path):
+    folder, audit = tmp_path / "audit", PrivacyAudit(seed=3)
+    with pytest.raises(PrivacyViolation):
+        train(tmp_path, audit, At(0, replacing(folder)), optimizer_class=HalfNoise)
     assert audit.report.verdict.outcome == "VIOLATION"
     assert sum("could not be written" in note for note in audit.report.notes) == 1
     assert folder.read_text() == "mine"
@@ -162,13 +170,14 @@ def test_a_training_that_breaks_off_then_raises_its_own_exception(tmp_path):
         raise error
 
     with pytest.raises(RuntimeError) as raised:
-        train(tmp_path, PrivacyAudit(seed=3), At(40, fail))
+        train(tmp_path, PrivacyAudit(seed=3), At(4, fail))
     assert raised.value is error
 
 
-@pytest.mark.parametrize("given", [None, "here"], ids=["default_root_dir", "report_dir"])
-@pytest.mark.parametrize("removed", [False, True])
-@pytest.mark.one_in(4)
+@pytest.mark.parametrize(
+    ("given", "removed"), [(None, True), ("here", False)], ids=["default_root_dir", "report_dir"]
+)
+@pytest.mark.one_in(2)
 def test_another_working_directory_moves_no_file(
     tmp_path, undisturbed, monkeypatch, given, removed
 ):
@@ -221,7 +230,7 @@ def test_a_full_disk_costs_the_pass_and_nothing_of_the_training(tmp_path, disk, 
             while True:
                 file.write(bytes(512))
 
-    acts = [At(20, fill), At(70, filler.unlink)] if freed else [At(20, fill)]
+    acts = [At(20, fill), At(50, filler.unlink)] if freed else [At(20, fill)]
     audit = PrivacyAudit(seed=3, report_dir=disk / "audit")
     assert torch.equal(train(tmp_path, audit, *acts), undisturbed)
     verdict = audit.report.verdict
@@ -238,22 +247,22 @@ def test_a_full_disk_costs_the_pass_and_nothing_of_the_training(tmp_path, disk, 
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("limit", [11_000, 40_000], ids=["no report fits", "the report fits"])
+@pytest.mark.parametrize("limit", staged(heavy=[LIMIT], nightly=[11_000]))
 def test_a_limit_on_file_sizes_costs_the_pass_and_nothing_of_the_training(
-    tmp_path, undisturbed, limit
+    tmp_path, undisturbed, other, limit
 ):
-    with trainings(tmp_path / "log.txt") as started:
-        started.start(Job(str(tmp_path), limit=limit))
-        assert started.ended() == 0, started.said()
-        said = "".join(started.said().split())  # lines of the report may break anywhere
+    before = len(other.said())
+    other.start(Job(str(tmp_path), limit=limit, steps=STEPS))
+    assert other.ended() == 0, other.said()
+    said = "".join(other.said()[before:].split())  # lines of the report may break anywhere
     assert torch.equal(torch.from_numpy(np.load(tmp_path / "weights.npy")), undisturbed)
     assert said.count("endsbeforeentry") == 2  # at once, and at the end
     assert "INCONCLUSIVE" in said
     _, entries = read_observations(tmp_path / "audit" / RECORD_NAME)
     assert 0 < len(entries) < STEPS
     assert entries["step"].tolist() == list(range(len(entries)))
-    assert (tmp_path / "audit" / REPORT_NAME).exists() == (limit == 40_000)
-    if limit == 40_000:
+    assert (tmp_path / "audit" / REPORT_NAME).exists() == (limit == LIMIT)
+    if limit == LIMIT:
         report = report_in(tmp_path)
         assert report.verdict.outcome == "INCONCLUSIVE"
         assert "File too large" in report.verdict.pass_blockers[0]
@@ -276,28 +285,31 @@ NAMES = [
     *(f".{REPORT_NAME}.partial", f".{FIGURE_NAME}.partial", f".{ARCHIVE_NAME}.partial.npz"),
     *(REPORT_NAME, FIGURE_NAME, RECORD_NAME, ARCHIVE_NAME),
 ]
-#: Whether there is a file behind the link, and the step before which the link is laid.
-LINKS = [(name, there, when) for name in NAMES for there in (True, False) for when in (None, 20)]
-#: Each name once, each way to lay a link about twice.
-FIRST_LINKS = [LINKS[5 * j % 4 + 4 * j] for j in range(len(NAMES))]
 
 
 @pytest.mark.whole_report
 @pytest.mark.parametrize(
-    ("name", "there", "when"),
-    staged(quick=FIRST_LINKS, heavy=[case for case in LINKS if case not in FIRST_LINKS]),
+    ("names", "there", "when"),
+    [
+        *((NAMES, there, None) for there in (True, False)),
+        *(([name for name in NAMES if name != RECORD_NAME], there, 20) for there in (True, False)),
+        ([RECORD_NAME], True, 20),
+    ],
+    ids=["files before", "nothing before", "files", "nothing", "record"],
 )
 @pytest.mark.one_in(4)
-@pytest.mark.heavy_one_in(4)
-def test_no_link_in_the_directory_is_written_through(tmp_path, audited, name, there, when):
-    target, link = tmp_path / "target", audited.directory / name
-    if there:
+@pytest.mark.heavy_one_in(3)
+def test_no_link_in_the_directory_is_written_through(tmp_path, audited, names, there, when):
+    """With a file behind the links or without, laid before the training or before a step."""
+    links = {tmp_path / f"target {name}": audited.directory / name for name in names}
+    for target in links if there else ():
         target.write_text("mine")
 
     def lay() -> None:
-        link.parent.mkdir(exist_ok=True)
-        link.unlink(missing_ok=True)
-        link.symlink_to(target)
+        audited.directory.mkdir(exist_ok=True)
+        for target, link in links.items():
+            link.unlink(missing_ok=True)
+            link.symlink_to(target)
 
     acts = [] if when is None else [At(when, lay)]
     if when is None:
@@ -305,33 +317,16 @@ def test_no_link_in_the_directory_is_written_through(tmp_path, audited, name, th
     # Without examinations: the module's records are in no batch.
     given = {"seed": 3, "bounds": [], "examinations": 0}
     report = audited(StepwiseModule(), *acts, steps=40, **given)
-    assert target.exists() == there
-    assert not there or target.read_text() == "mine"
-    replaced = name == RECORD_NAME and when is not None
+    assert {target.exists() for target in links} == {there}
+    assert not there or {target.read_text() for target in links} == {"mine"}
+    replaced = names == [RECORD_NAME]
     assert report.verdict.outcome == ("INCONCLUSIVE" if replaced else "PASS")
     assert not (audited.directory / REPORT_NAME).is_symlink()
     if not replaced:
         assert len(np.load(audited.directory / ARCHIVE_NAME)["step"]) == 40
 
 
-def test_a_lock_that_is_a_link_is_refused(tmp_path):
-    (tmp_path / "audit").mkdir()
-    (tmp_path / "target").write_text("mine")
-    (tmp_path / "audit" / ".lock").symlink_to(tmp_path / "target")
-    with pytest.raises(Exception, match="cannot write its report"):
-        train(tmp_path, PrivacyAudit(seed=3))
-    assert (tmp_path / "target").read_text() == "mine"
-
-
 # --- A report directory belongs to one training at a time, in processes of their own.
-
-
-def _started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainings]:
-    with trainings(tmp_path_factory.mktemp("started") / "log.txt") as started:
-        yield started
-
-
-one, other = (pytest.fixture(scope="module", name=name)(_started) for name in ("one", "other"))
 
 
 @pytest.fixture
@@ -353,34 +348,6 @@ class Broken(StepwiseModule):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("given", [False, True])
-def test_a_violation_beside_a_slower_correct_training_is_not_hidden(
-    tmp_path, root, one, other, given
-):
-    folder = root / "given" if given else root / "audit"
-    report_dir = str(folder) if given else None
-    go = tmp_path / "go"
-    one.start(Job(str(root), report_dir, half_noise=True, stay=str(go)))
-    wait_for(root / "waits")
-    other.start(Job(str(root), report_dir, steps=64))
-    assert other.ended() == 0
-    go.touch()
-    assert one.ended() == 1  # PrivacyViolation
-    outcomes = {
-        str(path.relative_to(folder)): AuditReport.load(path).verdict.outcome
-        for path in folder.rglob("report.json")
-    }
-    assert outcomes == {"report.json": "VIOLATION", "run-2/report.json": "PASS"}
-    assert main(["check", str(folder)]) == 1
-    assert main(["check", str(root)]) == 1
-    for directory, length in ((folder, 1), (folder / "run-2", 64)):  # the violation stops
-        assert len(read_observations(directory / "observations.bin")[1]) == length
-    notes = AuditReport.load(folder / "run-2" / "report.json").notes
-    assert sum(f"{folder} belongs to another training" in note for note in notes) == 1
-    assert "belongs to another training" in other.said()
-
-
-@pytest.mark.heavy
 def test_the_later_one_to_end_does_not_hide_the_earlier_ones_violation(tmp_path, root, one, other):
     go = tmp_path / "go"
     one.start(Job(str(root), steps=64, stay=str(go)))
@@ -394,24 +361,16 @@ def test_the_later_one_to_end_does_not_hide_the_earlier_ones_violation(tmp_path,
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("workers", staged(quick=[0], heavy=[2]))
-def test_a_killed_training_leaves_its_directory_to_the_next(tmp_path, root, one, other, workers):
-    number = one.start(Job(str(root), stay=str(tmp_path / "never"), workers=workers))
+def test_a_killed_training_leaves_its_directory_to_the_next(tmp_path, root, one, other):
+    number = one.start(Job(str(root), stay=str(tmp_path / "never"), workers=2))
     wait_for(root / "waits")
     os.kill(number, signal.SIGKILL)
     assert one.ended() == -signal.SIGKILL
-    other.start(Job(str(root), steps=40))
+    other.start(Job(str(root), steps=8))
     assert other.ended() == 0
-    assert report_in(root).steps == 40
+    assert report_in(root).steps == 8
     assert not (root / "audit" / "run-2").exists()
     assert AuditReport.load(root / "audit" / "previous-1" / "report.json").steps == 32
-
-
-def test_trainings_one_after_the_other_in_a_process_share_the_directory(root):
-    for steps in (4, 5, 6):
-        fit(root, PrivateModule(), PrivacyAudit(seed=1), max_steps=steps)
-    folders = sorted(p.name for p in (root / "audit").iterdir() if p.is_dir())
-    assert folders == ["previous-1", "previous-2"]
 
 
 def test_a_training_that_broke_off_in_its_set_up_leaves_the_directory(root):
@@ -455,49 +414,55 @@ def checkpoint(root: Path, step: int) -> str:
 
 
 @pytest.mark.heavy
-def test_a_resumed_run_keeps_the_directory_of_its_beginning(tmp_path, root, one, other):
+def test_a_violation_beside_a_correct_training_is_not_hidden_and_each_keeps_its_directory(
+    tmp_path, root, one, other
+):
     go = tmp_path / "go"
     one.start(Job(str(root), half_noise=True, stay=str(go)))
     wait_for(root / "waits")
     (root / "waits").unlink()
-    number = other.start(Job(str(root), every=10, stay=str(tmp_path / "never")))
+    before = len(other.said())
+    number = other.start(Job(str(root), steps=STEPS, every=10, stay=str(tmp_path / "never")))
     wait_for(root / "waits")
     os.kill(number, signal.SIGKILL)
     other.ended()
+    assert "belongs to another training" in other.said()[before:]
     go.touch()
-    assert one.ended() == 1
+    assert one.ended() == 1  # PrivacyViolation
     # The first directory is free again, and stays the violated training's.
-    other.start(Job(str(root), ckpt=checkpoint(root, 30), seed=4))
+    other.start(Job(str(root), steps=STEPS, ckpt=checkpoint(root, 30), seed=4))
     assert other.ended() == 0, other.said()
     assert report_in(root).verdict.outcome == "VIOLATION"
+    assert steps_in(root / "audit") == [0]  # the violation stops
     again = AuditReport.load(root / "audit" / "run-2" / "report.json")
-    assert (again.steps, again.verdict.outcome, again.settings["seed"]) == (96, "PASS", 3)
-    assert steps_in(root / "audit" / "run-2") == list(range(96))
+    assert (again.steps, again.verdict.outcome, again.settings["seed"]) == (STEPS, "PASS", 3)
+    assert steps_in(root / "audit" / "run-2") == list(range(STEPS))
     assert not any("is not in" in note for note in again.notes)
     assert not (root / "audit" / "run-3").exists()
-    assert main(["check", str(root / "audit")]) == 1
+    assert main(["check", str(root / "audit")]) == main(["check", str(root)]) == 1
 
 
 @pytest.mark.heavy
 def test_a_run_whose_directory_is_held_goes_on_elsewhere_and_says_so(tmp_path, root, one, other):
-    one.start(Job(str(root), every=10, stay=str(tmp_path / "go")))
+    one.start(Job(str(root), steps=STEPS, every=10, stay=str(tmp_path / "go")))
     wait_for(root / "waits")
-    other.start(Job(str(root), ckpt=checkpoint(root, 30)))  # of a run that has not stopped
+    # Of a run that has not stopped.
+    other.start(Job(str(root), steps=STEPS, ckpt=checkpoint(root, 30)))
     assert other.ended() == 0, other.said()
     (tmp_path / "go").touch()
     assert one.ended() == 0
     first, second = report_in(root), AuditReport.load(root / "audit" / "run-2" / "report.json")
-    assert (first.steps, second.steps) == (96, 96)
+    assert (first.steps, second.steps) == (STEPS, STEPS)
     assert any("belongs to another training" in note for note in second.notes)
     assert any("the record of the first 30 steps is not in" in note for note in second.notes)
-    assert steps_in(root / "audit") == list(range(96))
+    assert steps_in(root / "audit") == list(range(STEPS))
 
 
 def test_a_resumed_training_that_breaks_off_in_its_set_up_leaves_no_earlier_report(root):
-    trainer = trainer_for(root, PrivacyAudit(seed=1), max_epochs=1)
+    trainer = trainer_for(root, PrivacyAudit(seed=1), max_steps=4)
     trainer.fit(StepwiseModule())
     trainer.save_checkpoint(root / "last.ckpt")
-    trainer = trainer_for(root, PrivacyAudit(), max_epochs=2)
+    trainer = trainer_for(root, PrivacyAudit(), max_steps=8)
     with pytest.raises(ValueError, match="no optimizer today"):
         trainer.fit(Broken(), ckpt_path=root / "last.ckpt", weights_only=True)
     assert not (root / "audit" / "report.json").exists()
@@ -535,13 +500,6 @@ def test_a_directory_whose_owner_was_removed_with_it_is_not_shared(root):
     assert (between.steps, between.settings["seed"]) == (5, 2)
 
 
-def test_the_lock_is_let_go_when_the_callback_is_forgotten(root):
-    fit(root, PrivateModule(), PrivacyAudit(seed=1), max_steps=2)
-    again = claim(root / "audit")
-    assert again.directory == root / "audit"
-    again.release()
-
-
 # --- A training's page is next to its report; what prevents it is logged and nothing else.
 
 
@@ -556,7 +514,7 @@ def files(tmp_path):
 
 
 @pytest.mark.whole_report
-def test_the_command_writes_the_page_of_the_training_again(files):
+def test_the_page_of_a_training_is_written_and_by_the_command_again(files):
     files.write_page(made_report())
     page = files.directory / PAGE_NAME
     written = page.read_bytes()
@@ -566,13 +524,6 @@ def test_the_command_writes_the_page_of_the_training_again(files):
     assert page.read_bytes() == written
     files.write_page(of_outcome("VIOLATION"))
     assert page.read_bytes() != written
-
-
-@pytest.mark.whole_report
-def test_a_page_moves_away_with_its_report(files):
-    files.write_page(made_report())
-    folder = set_aside(files.directory)
-    assert {path.name for path in folder.iterdir()} == {REPORT_NAME, PAGE_NAME}
 
 
 @pytest.mark.whole_report
