@@ -658,12 +658,12 @@ def test_with_ghost_clipping_the_release_decides():
 
 def test_the_first_line_and_the_verdict_say_it(tmp_path):
     torch.manual_seed(0)
-    audit = PrivacyAudit(on_violation="warn", examinations=1)
+    audit = PrivacyAudit(on_violation="warn", examinations=1, bounds=[])
     trainer_for(tmp_path, audit, max_steps=3).fit(Trained(Held(), standardized))
     assert audit.report.verdict.outcome == "VIOLATION"
     assert "records meet before the step" in audit.report.verdict.summary
     assert "test_before_step.py:" in audit.report.verdict.summary
-    audit = PrivacyAudit(examinations=1)
+    audit = PrivacyAudit(examinations=1, bounds=[])
     module = Trained(Texts(), dropped_words, Net(masked=True))
     trainer_for(tmp_path, audit, max_steps=3).fit(module)
     said = "what is before the step (how many random numbers are drawn depends on the records"
@@ -675,7 +675,7 @@ def trained_on(data: Dataset, collate: Any = None, **claim: Any) -> lightning_au
     loader = DataLoader(data, batch_size=12, collate_fn=collate)
     training = made(seed=0, net=lambda: nn.Linear(WIDE, 3), loader=loader, lr=0.1)
     stated = {"claim": PrivacyClaim(delta=1e-5, **claim)} if claim else {}
-    settings = {"on_violation": "warn", "examinations": 1, **stated}
+    settings = {"on_violation": "warn", "examinations": 1, "bounds": [], **stated}
     with lightning_audit.attach(*training.training, **settings) as audit:
         mnist_form(training, epochs=2)
     return audit.report
@@ -765,7 +765,8 @@ def released_in(form: Callable[..., None], *given: Any) -> str:
     """The status of what a plain loop releases."""
     data = DataLoader(random_data(96), batch_size=12)
     training = made(seed=0, net=lambda: nn.Linear(8, 10), loader=data)
-    with lightning_audit.attach(*training.training, on_violation="warn", examinations=1) as audit:
+    settings = {"on_violation": "warn", "examinations": 1, "bounds": []}
+    with lightning_audit.attach(*training.training, **settings) as audit:
         form(training, *given)
     return status(audit.report, "replay.release")
 

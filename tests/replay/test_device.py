@@ -55,7 +55,7 @@ class Touched(PrivateModule):
 
 def train(folder: Path, module: PrivateModule, steps: int = 40, **settings: Any) -> Any:
     torch.manual_seed(0)
-    audit = PrivacyAudit(seed=1, examinations="auto", on_violation="warn", **settings)
+    audit = PrivacyAudit(seed=1, examinations="auto", on_violation="warn", bounds=[], **settings)
     trainer_for(folder, audit, max_steps=steps).fit(module)
     return audit.report
 

@@ -59,15 +59,7 @@ class TwoProcesses(PrivateModule):
         module: Any = self.trainer.strategy.model if bare else self.net
         if self.way == "wrapped":
             module = DifferentiallyPrivateDistributedDataParallel(module)
-        private, optimizer, _ = self.engine.make_private(
-            module=module,
-            optimizer=self.inner(self.trainable()),
-            data_loader=self.plain_loader(),
-            noise_multiplier=self.noise_multiplier,
-            max_grad_norm=self.max_grad_norm,
-            wrap_model=not bare,
-            **self.engine_arguments,
-        )
+        private, optimizer, _ = self.make_private(module=module, wrap_model=not bare)
         if bare:
             self.__dict__["hooks"] = private  # a module, but no part of this one
         else:
@@ -87,13 +79,9 @@ class PerLayer(TwoProcesses):
 
 class Ghost(TwoProcesses):
     def configure_optimizers(self) -> Any:
-        self.net, optimizer, criterion, _ = self.engine.make_private(
+        self.net, optimizer, criterion, _ = self.make_private(
             module=DifferentiallyPrivateDistributedDataParallel(self.net),
-            optimizer=self.inner(self.trainable()),
-            data_loader=self.plain_loader(),
             criterion=torch.nn.CrossEntropyLoss(),
-            noise_multiplier=self.noise_multiplier,
-            max_grad_norm=self.max_grad_norm,
             grad_sample_mode="ghost",
         )
         self.__dict__["criterion"] = criterion
@@ -233,13 +221,7 @@ def resumed(folder: Path) -> None:
         max_epochs=2,
     )
     (ckpt,) = saved.glob("*step=30.ckpt")
-    train(
-        folder / "broken",
-        Stepwise(),
-        PrivacyAudit(seed=4, allow=EMPTY),
-        ckpt=ckpt,
-        max_epochs=2,
-    )
+    train(folder / "broken", Stepwise(), PrivacyAudit(seed=4, allow=EMPTY), ckpt=ckpt, max_epochs=2)
 
 
 def naive(folder: Path) -> None:
