@@ -146,16 +146,6 @@ class Permuted(Held):
         return super().__getitem__(self.order[key])
 
 
-class LastRows(Held):
-    """The end of longer tensors."""
-
-    def __len__(self) -> int:
-        return COUNT // 2
-
-    def __getitem__(self, key: int) -> Any:
-        return super().__getitem__(key + COUNT // 2)
-
-
 class Centered(Held):
     """Items minus the mean of all."""
 
@@ -522,13 +512,11 @@ INNOCENT: dict[str, Callable[[], Trained]] = {
     "augmentation": lambda: Trained(Noisy()),
     "a part with augmentation": lambda: Trained(Subset(Noisy(), range(1, 60))),
     "windows that do not overlap": lambda: Trained(Longer(4, 4)),
-    "windows with a gap": lambda: Trained(Longer(3, 5)),
     "tokens of their own": lambda: Trained(Longer(4, 4, tokens=True)),
     "one window in three": lambda: Trained(Subset(Longer(3, 1), range(0, COUNT, 3))),
     "parts of any length": lambda: Trained(Ragged()),
     "a long table": lambda: Trained(Embedded()),
     "another order": lambda: Trained(Permuted()),
-    "the last rows": lambda: Trained(LastRows()),
     "two data sets": lambda: Trained(ConcatDataset([Held(), Permuted()])),
     "a cache": lambda: Trained(Cached()),
     "numbers of records": lambda: LooksUp(Numbers()),
@@ -555,7 +543,6 @@ def test_records_that_are_no_numbers_are_no_records_of_other_batches():
 SHARED: dict[str, tuple[Callable[[], Dataset], int]] = {
     "a row and the next": (Window, 2),
     "windows": (lambda: Longer(4, 1), 4),
-    "windows at a stride": (lambda: Longer(4, 2), 2),
     "windows at a stride that is no part": (lambda: Longer(5, 3), 2),
     "tokens": (lambda: Longer(4, 1, tokens=True), 4),
     "a part of the windows": (lambda: Subset(Longer(6, 1), range(0, COUNT, 2)), 3),
