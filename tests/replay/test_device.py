@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
+import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from device_fixtures import (  # noqa: F401 - fixtures
-    Full,
-    Unsteady,
-    coarse_generator,
-    no_fork,
-    threaded_backward,
-)
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from training_support import PrivateModule, random_data, trainer_for
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.checks.replay_findings import Reason
-from lightning_audit.replay import examiner, step_replay
+from lightning_audit.replay import examiner, step_replay, training_state
 from lightning_audit.replay.device import CountedDraws, SteadyKernels, no_room
 from lightning_audit.replay.examiner import ANSWERED
 from lightning_audit.replay.releases import Release
@@ -31,6 +28,104 @@ from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.testing.faulty import HalfNoise
 
 pytestmark = pytest.mark.filterwarnings("default")
+
+
+# --- What makes a CPU behave as an accelerator does.
+
+
+@pytest.fixture
+def no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replay in the training's own process, as where an accelerator is visible."""
+    monkeypatch.setattr(examiner, "may_fork", lambda _: False)
+
+
+@pytest.fixture
+def threaded_backward(monkeypatch: pytest.MonkeyPatch, no_fork: None) -> Iterator[None]:
+    """Run every backward pass in a foreign thread, which has no frame of Python between passes.
+
+    ``threading`` may go on listing such a thread once a hook in it has asked for its name, as
+    logging does: 'Dummy-1'.
+    """
+    own = torch.Tensor.backward
+
+    def backward(*given: Any, **settings: Any) -> None:
+        done, raised = _thread.allocate_lock(), list[BaseException]()
+        done.acquire()
+
+        def work() -> None:
+            try:
+                own(*given, **settings)
+            except BaseException as error:
+                raised.append(error)
+            done.release()
+
+        _thread.start_new_thread(work, ())
+        done.acquire()
+        if raised:
+            raise raised[0]
+
+    monkeypatch.setattr(torch.Tensor, "backward", backward)
+    yield
+    for ident, thread in list(threading._active.items()):  # type: ignore[attr-defined]
+        if isinstance(thread, threading._DummyThread):
+            del threading._active[ident]  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def coarse_generator(monkeypatch: pytest.MonkeyPatch, no_fork: None) -> None:
+    """Let no generator of torch tell how many numbers it drew, as on CUDA."""
+    states, own = training_state.GlobalGenerators._states, training_state.generator_mark
+
+    def mark(_: Any) -> int:
+        numpy, python, *_torchs = states()
+        return hash((training_state._numpy_mark(numpy), python))
+
+    def of(generator: Any) -> int:
+        return 0 if isinstance(generator, torch.Generator) else own(generator)
+
+    monkeypatch.setattr(training_state.GlobalGenerators, "mark", classmethod(mark))
+    monkeypatch.setattr(training_state, "generator_mark", of)
+    monkeypatch.setattr(training_state, "is_coarse", lambda _: True)
+
+
+class Unsteady(torch.autograd.Function):
+    """The identity, whose backward rounds at random, unless deterministic kernels are asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        if torch.are_deterministic_algorithms_enabled():
+            return grad
+        with open("/dev/urandom", "rb") as file:  # no generator that a replay could seed
+            up = file.read(1)[0] & 1
+        return grad * (1.0 + (2**-22 if up else -(2**-22)))
+
+
+class Full(TorchDispatchMode):
+    """Raises torch's error of full memory at one of the allocations within this context.
+
+    Args:
+        at: number of the allocation, from 1; None for none.
+    """
+
+    def __init__(self, at: int | None) -> None:
+        super().__init__()
+        self.at, self.count = at, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.name().endswith("_"):
+            self.count += 1
+            if self.count == self.at:
+                raise torch.OutOfMemoryError(
+                    "CUDA out of memory. Tried to allocate 12.00 GiB. GPU 0 has a total"
+                )
+        return func(*args, **(kwargs or {}))
+
+
+# --- Trainings.
 
 
 class Touched(PrivateModule):
@@ -55,7 +150,7 @@ class Touched(PrivateModule):
 
 def train(folder: Path, module: PrivateModule, steps: int = 40, **settings: Any) -> Any:
     torch.manual_seed(0)
-    audit = PrivacyAudit(seed=1, examinations="auto", on_violation="warn", **settings)
+    audit = PrivacyAudit(seed=1, examinations="auto", on_violation="warn", bounds=[], **settings)
     trainer_for(folder, audit, max_steps=steps).fit(module)
     return audit.report
 
@@ -252,13 +347,20 @@ def examined(folder: Path, monkeypatch: pytest.MonkeyPatch, full: Full, **settin
     return train(folder, Touched(**settings), 12)
 
 
-@pytest.mark.usefixtures("no_fork")
-@pytest.mark.parametrize("part", range(6))
-def test_full_memory_in_a_replay_is_an_answer(tmp_path, monkeypatch, part, caplog):
+@pytest.fixture(scope="module")
+def allocations(tmp_path_factory):
+    """Allocations in the examination."""
     count = Full(None)
-    with monkeypatch.context() as patched:
-        examined(tmp_path, patched, count)
-    full = Full(1 + (part * count.count) // 6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(examiner, "may_fork", lambda _: False)
+        examined(tmp_path_factory.mktemp("whole"), patch, count)
+    return count.count
+
+
+@pytest.mark.usefixtures("no_fork")
+@pytest.mark.parametrize("part", range(3))
+def test_full_memory_in_a_replay_is_an_answer(tmp_path, monkeypatch, allocations, part, caplog):
+    full = Full(1 + (part * allocations) // 3)
     report = examined(tmp_path, monkeypatch, full)
     assert full.count >= full.at
     assert "12.00 GiB" not in report.to_json()

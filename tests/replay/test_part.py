@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from opacus.optimizers import DPOptimizer
+from plain_step import asked
 from torch import nn
 from torch.nn import functional
-from training_support import PrivateModule, digits, trainer_for
+from training_support import PrivateModule, digits
 
-from lightning_audit.callbacks.examination import Examination
+from lightning_audit.checks.replay import Answer
 from lightning_audit.replay.examiner import Asked
 from lightning_audit.replay.step_replay import StepReplay
+from lightning_audit.testing.faulty import OwnFactors
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Full backward hook is firing when gradients are computed:UserWarning"
@@ -24,40 +25,29 @@ pytestmark = pytest.mark.filterwarnings(
 MANY = 128
 
 
-class NotInLargeBatches(DPOptimizer):
+class NotInLargeBatches(OwnFactors):
     """Gradients are clipped in batches of up to 64 records."""
 
-    def clip_and_accumulate(self) -> None:
-        norm = self.max_grad_norm
-        if len(self.grad_samples[0]) > 64:
-            self.max_grad_norm = 1e6
-        super().clip_and_accumulate()
-        self.max_grad_norm = norm
+    def factors(self, rows: torch.Tensor) -> torch.Tensor:
+        return super().factors(rows) if len(rows) <= 64 else torch.ones(len(rows))
 
 
-class ByAQuantile(DPOptimizer):
+class ByAQuantile(OwnFactors):
     """Batches of 32 or more are clipped at a quantile of their own norms."""
 
-    def clip_and_accumulate(self) -> None:
-        norm, rows = self.max_grad_norm, self.grad_samples
-        if len(rows[0]) >= 32:
-            norms = torch.stack([g.flatten(1).norm(dim=1) for g in rows]).norm(dim=0)
-            self.max_grad_norm = float(norms.quantile(0.9))
-        super().clip_and_accumulate()
-        self.max_grad_norm = norm
+    def factors(self, rows: torch.Tensor) -> torch.Tensor:
+        norms = rows.norm(dim=1)
+        own = (norms.quantile(0.9) / (norms + 1e-6)).clamp(max=1.0)
+        return super().factors(rows) if len(rows) < 32 else own
 
 
-class OneLate(DPOptimizer):
+class OneLate(OwnFactors):
     """The hundredth record of a batch is not clipped."""
 
-    def clip_and_accumulate(self) -> None:
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in self.grad_samples]).norm(dim=0)
-        factors = (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
+    def factors(self, rows: torch.Tensor) -> torch.Tensor:
+        factors = super().factors(rows).clone()
         factors[99:100] = 1.0
-        for p, g in zip(self.params, self.grad_samples, strict=True):
-            total = torch.einsum("i,i...", factors, g)
-            p.summed_grad = total if p.summed_grad is None else p.summed_grad + total
-            p.grad_sample._processed = True
+        return factors
 
 
 class ClassWeights(PrivateModule):
@@ -87,9 +77,9 @@ class SkipsSmall(PrivateModule):
 
 
 def examined(
-    folder: Path, patch: pytest.MonkeyPatch, kind: Any = PrivateModule, **settings: Any
-) -> tuple[Examination, list[int]]:
-    """Return an examination, and the records of the batches that were replayed with gradients."""
+    patch: pytest.MonkeyPatch, kind: Any = PrivateModule, *questions: str, **settings: Any
+) -> tuple[Mapping[str, Answer], list[int]]:
+    """Return answers, and the records of the batches that were replayed with gradients."""
     sizes = list[int]()
     take = StepReplay.take_first
 
@@ -99,42 +89,35 @@ def examined(
 
     patch.setattr(StepReplay, "take_first", counted)
     patch.setattr("lightning_audit.replay.examiner.may_fork", lambda _: False)
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
-    module = kind(
-        net, **{"dataset": digits(1024), "batch_size": MANY, "max_grad_norm": 0.3, **settings}
-    )
-    examination = Examination()
-    trainer_for(folder, examination, max_steps=1).fit(module)
-    return examination, sizes
+    given = {"dataset": digits(1024), "batch_size": MANY, "max_grad_norm": 0.3, **settings}
+    return asked(kind(net, **given), *questions), sizes
 
 
-def test_most_replays_are_of_a_part_of_the_batch(tmp_path, monkeypatch):
-    examination, sizes = examined(tmp_path, monkeypatch)
-    assert all(answer.asked and not answer.findings for answer in examination.answers.values())
+def test_most_replays_are_of_a_part_of_the_batch(monkeypatch):
+    answers, sizes = examined(monkeypatch)
+    assert all(answer.asked and not answer.findings for answer in answers.values())
     assert sum(size > 64 for size in sizes) <= 4
     assert sum(size <= 17 for size in sizes) > len(sizes) / 2
 
 
 @pytest.mark.parametrize(
-    ("settings", "found"),
+    ("kind", "plant", "questions"),
     [
-        ({"optimizer_class": NotInLargeBatches}, {"replay.sensitivity", "replay.clipping"}),
-        ({"optimizer_class": ByAQuantile}, {"replay.sensitivity", "replay.clipping"}),
-        ({"optimizer_class": OneLate}, {"replay.sensitivity"}),
-        ({"kind": ClassWeights}, {"coupling"}),
-        ({"kind": CenteredIfLarge}, {"coupling"}),
+        (PrivateModule, NotInLargeBatches, ("replay.sensitivity", "replay.clipping")),
+        (PrivateModule, ByAQuantile, ("replay.sensitivity", "replay.clipping")),
+        (PrivateModule, OneLate, ("replay.sensitivity", "replay.factors")),
+        (ClassWeights, None, ("coupling",)),
+        (CenteredIfLarge, None, ("coupling",)),
     ],
-    ids=["not in large batches", "quantile", "one late", "class weights", "centered if large"],
 )
-def test_what_needs_many_records_is_found(tmp_path, monkeypatch, settings, found):
-    examination, _ = examined(tmp_path, monkeypatch, **settings)
-    assert found & {name for name, answer in examination.answers.items() if answer.findings}
+def test_what_needs_many_records_is_found(monkeypatch, kind, plant, questions):
+    answers, _ = examined(monkeypatch, kind, *questions, optimizer_class=plant)
+    assert any(answer.findings for answer in answers.values())
 
 
-def test_a_step_that_treats_a_part_differently_is_replayed_whole(tmp_path, monkeypatch):
-    examination, sizes = examined(tmp_path, monkeypatch, SkipsSmall)
-    answers = examination.answers
+def test_a_step_that_treats_a_part_differently_is_replayed_whole(monkeypatch):
+    answers, sizes = examined(monkeypatch, SkipsSmall)
     assert not any(answer.findings for answer in answers.values())
     assert all(answers[name].asked for name in ("coupling", "replay.sensitivity"))
     assert sum(size > 64 for size in sizes) > len(sizes) / 2

@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 import random
 import threading
@@ -11,16 +10,17 @@ import torch
 from opacus import GradSampleModule, PrivacyEngine
 from opacus.grad_sample import GradSampleHooks
 from opacus.optimizers import DPOptimizer
+from plain_step import asked
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from lightning_audit import Examination
-from lightning_audit.checks.replay import Answer
+from lightning_audit.replay import clipping
 from lightning_audit.replay.clipping import CraftedGradients, Trial, own_direction, undisturbed
+from lightning_audit.testing import trainings
 from lightning_audit.testing.fault import Fault
 from lightning_audit.testing.faults import FAULTS
-from lightning_audit.testing.faulty import ClipAtTwice
+from lightning_audit.testing.faulty import OwnFactors
 from lightning_audit.testing.faulty_trainings import ChangedAfterStep, ViewsClippedApart
 from lightning_audit.testing.trainings import (
     DeepTraining,
@@ -71,78 +71,35 @@ class ClipSum(DPOptimizer):
             p.summed_grad = each * (5.0 * self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
-class ClipAtThreeHalves(ClipAtTwice):
-    def clip_and_accumulate(self) -> None:
-        stated = self.max_grad_norm
-        self.max_grad_norm = 1.5 * stated
-        DPOptimizer.clip_and_accumulate(self)
-        self.max_grad_norm = stated
-
-
-class LargestPasses(DPOptimizer):
+class LargestPasses(OwnFactors):
     """The largest gradient of a batch is not clipped."""
 
-    def clip_and_accumulate(self) -> None:
-        norms = torch.cat([g.flatten(1) for g in self.grad_samples], dim=1).norm(dim=1)
-        factors = (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
-        factors[norms.argmax()] = 1.0
-        for p, g in zip(self.params, self.grad_samples, strict=True):
-            p.summed_grad = torch.einsum("i,i...", factors, g)
+    def factors(self, rows: torch.Tensor) -> torch.Tensor:
+        factors = super().factors(rows).clone()
+        factors[rows.norm(dim=1).argmax()] = 1.0
+        return factors
 
 
-def asked(
-    optimizer: type[DPOptimizer] | None,
-    training: type[Training],
-    settings: dict[str, float],
-    question: str = "replay.clipping",
-) -> Answer:
-    fault = Fault("made", "", "", optimizer, training)
-    module = dataclasses.replace(fault, settings=settings).module(pl.LightningModule)
-    examination = Examination()
-    torch.manual_seed(0)
-    pl.Trainer(
-        max_steps=3,
-        accumulate_grad_batches=4 if training is AddedUp else 1,
-        callbacks=[examination],
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    ).fit(module)
-    return examination.answers[question]
-
-
-def faulty(name: str) -> type[DPOptimizer] | None:
-    own = {"clip_sum": ClipSum, "clip_at_1.5": ClipAtThreeHalves, "largest_passes": LargestPasses}
-    return own[name] if name in own else FAULTS[name].optimizer
-
-
-@pytest.mark.parametrize("training", [Training, BatchesOf8, BatchesOf100, WithMomentum])
-@pytest.mark.parametrize("name", ["clip_after_average", "clip_sum"])
-def test_clipping_together_is_told(name, training):
-    assert asked(faulty(name), training, {}).kind == "sum"
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("no_clipping", "none"),
-        ("clip_at_twice", "norm"),
-        ("clip_per_tensor", "tensors"),
-        ("norm_misses_biases", "some"),
-        ("clip_by_median_norm", "batch"),
-    ],
-)
-@pytest.mark.parametrize("training", [BatchesOf8, DeepTraining])
-def test_other_ways_to_clip_are_told_apart(name, kind, training):
-    assert asked(faulty(name), training, {}).kind == kind
+#: Told of small and large batches, and of many tensors.
+WAYS = {
+    "no_clipping": "none",
+    "clip_at_twice": "norm",
+    "clip_per_tensor": "tensors",
+    "norm_misses_biases": "some",
+    "clip_by_median_norm": "batch",
+}
 
 
 @pytest.mark.parametrize(
     ("name", "training", "question", "kind"),
     [
-        ("clip_at_1.5", Training, "clipping", "norm"),
+        *((name, BatchesOf8, "clipping", kind) for name, kind in WAYS.items()),
+        *((name, DeepTraining, "clipping", kind) for name, kind in WAYS.items()),
+        ("clip_after_average", BatchesOf8, "clipping", "sum"),
+        ("clip_after_average", BatchesOf100, "clipping", "sum"),
+        ("clip_sum", BatchesOf8, "clipping", "sum"),
+        ("clip_sum", BatchesOf100, "clipping", "sum"),
+        ("clip_sum", WithMomentum, "clipping", "sum"),
         # What depends on the place or on single others has no kind.
         ("first_row_not_clipped", Training, "clipping", ""),
         ("two_clipped_together", Training, "clipping", ""),
@@ -168,28 +125,26 @@ def test_other_ways_to_clip_are_told_apart(name, kind, training):
         ("momentum_of_raw_gradients", Training, "release", ""),
         ("learning_rate_by_raw_norm", Training, "release", ""),
         ("changed_after_step", ChangedAfterStep, "release", ""),
+        # Correct ones have none.
+        ("", WithMomentum, "clipping", ""),
+        ("", SplitBatches, "sensitivity", ""),
+        ("", PhysicalBatches, "sensitivity", ""),
+        ("", GhostInParts, "sensitivity", ""),
+        ("", AddedUp, "sensitivity", ""),
     ],
 )
-def test_findings_tell_their_kind(name, training, question, kind):
+def test_findings_tell_their_kind(monkeypatch, name, training, question, kind):
+    monkeypatch.setattr(trainings, "HIDDEN", 4)
+    own = {"clip_sum": ClipSum, "largest_passes": LargestPasses}
+    optimizer = own[name] if name in own else FAULTS[name].optimizer if name else None
     # Lightning divides the loss by the number of batches that it adds up.
-    norm = 0.3 if name == "clip_at_1.5" else 0.2 if training is AddedUp else None
-    settings = {"max_grad_norm": norm} if norm else {}
-    answer = asked(faulty(name), training, settings, f"replay.{question}")
-    assert answer.findings
-    assert answer.kind == kind
-
-
-@pytest.mark.parametrize(
-    ("training", "question"),
-    [
-        *((kind, "sensitivity") for kind in (SplitBatches, PhysicalBatches, GhostInParts, AddedUp)),
-        (WithMomentum, "clipping"),
-    ],
-)
-def test_correct_steps_have_no_kind(training, question):
-    answer = asked(None, training, {}, f"replay.{question}")
+    settings = {"max_grad_norm": 0.2} if training is AddedUp and name else {}
+    module = Fault("made", "", "", optimizer, training, settings).module(pl.LightningModule)
+    added = {"accumulate_grad_batches": 4} if training is AddedUp else {}
+    question = f"replay.{question}"
+    answer = asked(module, question, trials=8, **added)[question]
     assert answer.asked
-    assert (answer.findings, answer.kind) == ((), "")
+    assert (bool(answer.findings), answer.kind) == (bool(name), kind)
 
 
 # --- Crafted gradients have the norms and places that their names say.
@@ -216,27 +171,17 @@ def test_a_neighbour_lacks_one_gradient_and_has_the_others_in_order(trials):
         assert torch.equal(trial.rows - trial.with_zeros, only(trial))
 
 
-def test_norms_are_those_of_the_names(trials):
+def test_norms_places_and_sizes_are_those_of_the_names(trials):
     named = [trial for trial in trials if ", norm " in trial.name or trial.name.startswith("norm ")]
     assert len(named) >= 10
     for trial in named:
         stated = float(trial.name.split("norm ")[1].split()[0])
         assert float(trial.rows[trial.left_out].norm()) == pytest.approx(stated)
-
-
-def test_norms_go_from_half_the_clipping_norm_to_100_000_times_it(trials):
     norms = [float(trial.rows[trial.left_out].norm()) for trial in trials]
     assert min(norms) <= 0.5
     assert max(norms) >= 1e5
-
-
-def test_first_middle_and_last_place_are_all_left_out(trials):
     assert {0, 8, 15} <= {t.left_out % len(t.rows) for t in trials if len(t.rows) == 16}
-
-
-def test_batches_are_of_two_of_the_usual_and_of_over_twice_that_size(trials):
-    assert {len(trial.rows) for trial in trials} == {2, 16, 34}
-    assert {len(trial.neighbour) for trial in trials} == {1, 15, 33}
+    assert {(len(t.rows), len(t.neighbour)) for t in trials} == {(2, 1), (16, 15), (34, 33)}
 
 
 def test_one_gradient_outweighs_all_others_and_one_is_alone(trials):
@@ -265,8 +210,9 @@ def test_families_take_turns(trials):
     assert first[3].startswith("one of two")
 
 
-def test_large_models_have_fewer_gradients_at_once():
-    crafted = CraftedGradients([3_000_000], batch=512, seed=0)
+def test_large_models_have_fewer_gradients_at_once(monkeypatch):
+    monkeypatch.setattr(clipping, "_ENTRIES", clipping._ENTRIES // 1000)
+    crafted = CraftedGradients([3000], batch=512, seed=0)
     assert len(next(iter(crafted.trials())).rows) <= 8
 
 

@@ -171,21 +171,12 @@ def test_a_change_of_one_entry_of_one_tensor_is_not_lost():
     assert torch.allclose(change, torch.tensor([0.0, 0.0, 3.0, 0.0, 0.0]), atol=1e-4)
 
 
-def test_the_global_generator_is_not_used():
-    before = torch.get_rng_state()
-    folded(gradients(0), 50)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_numbers_that_are_not_finite_stay_so():
-    grads = gradients(0)
-    grads[0][3, 2, 1] = torch.inf
-    assert torch.isfinite(folded(grads, 50).norm(dim=1)).tolist() == [True] * 3 + [False, True]
-
-
-def test_gradients_stay_as_they_are_where_each_entry_has_a_column():
-    one = gradients(0)
+def test_entries_with_a_column_each_and_numbers_that_are_not_finite_stay_so():
+    before, one = torch.get_rng_state(), gradients(0)
     assert torch.equal(folded(one, 1303), torch.cat([grad.flatten(1) for grad in one], 1))
+    one[0][3, 2, 1] = torch.inf
+    assert torch.isfinite(folded(one, 50).norm(dim=1)).tolist() == [True] * 3 + [False, True]
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_parameter_of_one_number_has_rows_as_others_have():
@@ -208,19 +199,11 @@ def replay(*releases: torch.Tensor) -> Replay:
 def test_distance_is_that_of_all_steps_together():
     one = replay(torch.zeros(3), torch.zeros(2))
     assert distance(one, replay(torch.tensor([3.0, 0.0, 0.0]), torch.tensor([0.0, 4.0]))) == 5.0
-
-
-def test_another_number_of_steps_or_no_number_at_all_is_as_far_as_can_be():
-    one = replay(torch.zeros(2))
-    assert distance(one, replay(torch.zeros(2), torch.zeros(2))) == math.inf
-    assert distance(one, replay(torch.tensor([math.nan, 0.0]))) == math.inf
+    assert distance(one, replay(torch.zeros(3))) == math.inf
+    assert distance(replay(torch.zeros(1)), replay(torch.tensor([math.nan]))) == math.inf
     assert distance(replay(), replay()) == 0.0
-
-
-def test_equal_is_equal_to_the_bit():
-    one, other = replay(torch.tensor([0.1])), replay(torch.tensor([0.1 + 1e-7]))
     assert equal_releases(one, one)
-    assert not equal_releases(one, other)
+    assert not equal_releases(replay(torch.tensor([0.1])), replay(torch.tensor([0.1 + 1e-7])))
 
 
 @pytest.mark.parametrize(("rounding", "hidden"), [(0.0, False), (0.06, False), (0.07, True)])
@@ -271,6 +254,7 @@ def test_a_change_is_hidden_by_noise_up_to_the_claimed_ratio_in_any_unit(smooth)
         assert not hidden_by_noise(100.0 * unit * change, noise, 1.0, 1.0, LEVEL)
 
 
+@pytest.mark.nightly
 def test_of_correct_changes_of_one_entry_few_are_not_hidden():
     few = torch.eye(3)[0].double()
     generator = torch.Generator().manual_seed(7)

@@ -263,16 +263,9 @@ def test_a_dictionary_of_any_kind_is_what_it_was(make):
     assert (held, list(held)) == (before, list(before))
     assert type(held) is type(before)
     assert not isinstance(held, Upper) or held.written == 0
-
-
-def test_an_ordered_dictionary_can_be_used_on():
-    held = OrderedDict([("b", 1), ("a", 2)])
-    keys, values = list(held), list(held.values())
-    held["c"] = 3
-    training_state.refill_dict(held, keys, values)
-    held.move_to_end("b")
-    held["d"] = 4
-    assert list(held) == ["a", "b", "d"]
+    if isinstance(held, OrderedDict):  # it can be used on
+        held.move_to_end("b")
+        assert list(held) == ["a", "b"]
 
 
 @pytest.mark.parametrize("make", [lambda: [1, 2], lambda: deque([1, 2], 3), lambda: {1, 2}])
@@ -296,8 +289,6 @@ def test_attributes_and_slots_have_their_values_back():
 
 
 def test_bits_are_compared_and_not_values_alone():
-    import torch
-
     assert training_state.same_bits(torch.ones(2), torch.ones(2))
     assert not training_state.same_bits(torch.ones(2), torch.ones(3))
     assert not training_state.same_bits(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
@@ -419,19 +410,13 @@ def test_all_is_put_back(training, steps):
     assert state.lost == []
 
 
-def test_a_change_that_bypasses_autograd_is_put_back():
-    weight = nn.Parameter(torch.zeros(3))
-    state = training_state.TrainingState([weight])
+def test_a_change_that_bypasses_autograd_and_not_a_number_are_put_back():
+    weight, tensor = nn.Parameter(torch.zeros(3)), torch.tensor([float("nan"), 1.0])
+    state = training_state.TrainingState([weight, tensor])
     weight.data.add_(1.0)
-    state.put_back()
-    assert weight.tolist() == [0.0, 0.0, 0.0]
-
-
-def test_not_a_number_stays_what_it_is():
-    tensor = torch.tensor([float("nan"), 1.0])
-    state = training_state.TrainingState([tensor])
     tensor.fill_(2.0)
     state.put_back()
+    assert weight.tolist() == [0.0, 0.0, 0.0]
     assert torch.equal(torch.isnan(tensor), torch.tensor([True, False]))
 
 

@@ -8,67 +8,34 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from opacus import PrivacyEngine
-from opacus.data_loader import DPDataLoader
 from opacus.layers import DPGRU
 from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
-from training_support import digits
+from training_support import PrivateModule, digits
 
 CLASSES = 10
 
 
-class Trains(pl.LightningModule):
-    """Opacus as its documentation has it; a kind overrides what it needs.
-
-    Args:
-        net: of 64 inputs and 10 scores.
-        inner: makes the optimizer that updates.
-        private: class of the private optimizer, in the place of Opacus' own.
-        batch_size: expected.
-    """
+class Trains(PrivateModule):
+    """Opacus as its documentation has it, on digits; a kind overrides what it needs."""
 
     loss_scale = 1.0
 
-    def __init__(
-        self,
-        net: nn.Module,
-        inner: Callable[[Any], torch.optim.Optimizer] = lambda p: torch.optim.SGD(p, lr=0.05),
-        private: type[DPOptimizer] | None = None,
-        batch_size: int = 32,
-    ) -> None:
-        super().__init__()
-        self.net, self.inner, self.private = net, inner, private
-        self.batch_size = batch_size
+    def __init__(self, net: nn.Module, private: Any = None, **more: Any) -> None:
+        given = {"dataset": self.data(), "batch_size": 32, "optimizer_class": private}
+        super().__init__(net, **{**given, **more})
 
     def data(self) -> TensorDataset:
         """The digits."""
         return digits()
 
     def loader(self) -> DataLoader[Any]:
-        return DataLoader(self.data(), batch_size=self.batch_size)
-
-    def train_dataloader(self) -> DataLoader[Any]:
-        return DPDataLoader.from_data_loader(self.loader())
-
-    def configure_optimizers(self) -> Any:
-        trained = [p for p in self.net.parameters() if p.requires_grad]
-        self.net, optimizer, _ = PrivacyEngine().make_private(
-            module=self.net,
-            optimizer=self.inner(trained),
-            data_loader=self.loader(),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-        )
-        if self.private is not None:
-            optimizer.__class__ = self.private
-        return optimizer
+        return self.plain_loader()
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        x, y = batch
-        return self.loss_scale * functional.cross_entropy(self.net(x), y)
+        return self.loss_scale * super().training_step(batch, batch_idx)
 
 
 def mlp(*between: nn.Module) -> nn.Module:

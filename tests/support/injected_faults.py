@@ -17,6 +17,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from hand_written_support import CLAIM, HandWritten, OneByOne
+from training_matrix import Ghost
 from training_support import PrivateModule, trainer_for
 
 import lightning_audit
@@ -45,10 +46,7 @@ class Faults:
     """
 
     def __init__(
-        self,
-        at: int | None = None,
-        kind: Callable[[], BaseException] = Injected,
-        named: str = "",
+        self, at: int | None = None, kind: Callable[[], BaseException] = Injected, named: str = ""
     ) -> None:
         self.at, self.kind, self.named = at, kind, named
         self.count = 0
@@ -105,7 +103,7 @@ TRAININGS: dict[str, Audited] = {
         lambda: PrivateModule(mode="functorch"),
         lambda: PrivacyAudit(seed=1, examinations=0),
     ),
-    "ghost": (lambda: Ghost(mode="ghost"), lambda: PrivacyAudit(seed=1, examinations=0)),
+    "ghost": (Ghost, lambda: PrivacyAudit(seed=1, examinations=0)),
     "by hand": (HandWritten, lambda: PrivacyAudit(seed=1, claim=CLAIM, examinations=0)),
     "one by one": (OneByOne, lambda: PrivacyAudit(seed=1, claim=CLAIM, examinations=0)),
     "input": (
@@ -134,26 +132,6 @@ class Kept(PrivateModule):
 class Called(PrivateModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.net(x)
-
-
-class Ghost(PrivateModule):
-    """Returns the loss that Opacus' criterion gives."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        x, y = batch
-        return {"loss": self.criterion(self.net(x), y)}
-
-    def configure_optimizers(self) -> Any:
-        self.net, optimizer, self.criterion, _ = self.engine.make_private(
-            module=self.net,
-            optimizer=self.inner(self.trainable()),
-            criterion=torch.nn.CrossEntropyLoss(),
-            data_loader=self.plain_loader(),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            grad_sample_mode="ghost",
-        )
-        return optimizer
 
 
 @dataclass

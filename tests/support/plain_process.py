@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from training_support import mlp, random_data
 
 from lightning_audit import PrivacyViolation, attach
+from lightning_audit.testing.faults import plant
 
 PROCESSES, EPOCHS = 2, 3
 
@@ -32,15 +33,8 @@ def train(directory: Path, rank: int, fault: str) -> dict[str, object]:
         noise_multiplier=1.0,
         max_grad_norm=1.0,
     )
-    if fault == "half_noise":
-        own = optimizer.add_noise
-
-        def add_noise() -> None:
-            optimizer.noise_multiplier = 0.5
-            own()
-            optimizer.noise_multiplier = 1.0
-
-        optimizer.add_noise = add_noise
+    if fault != "none":
+        optimizer = plant(optimizer, fault)
     raised = ""
     report_dir = directory / "audit"
     try:

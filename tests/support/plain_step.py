@@ -1,17 +1,25 @@
-"""A step of a loop without Lightning, to be examined."""
+"""A step to be examined: of a loop without Lightning, or the first one of a training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 import torch
 from opacus import PrivacyEngine
 from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from training_support import trainer_for
 
+from lightning_audit import Examination, PrivacyClaim
+from lightning_audit.callbacks import examination as of_trainings
+from lightning_audit.checks.replay import Answer
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.replay.before_step import BatchSource
-from lightning_audit.replay.examiner import Examined, examine_step
+from lightning_audit.replay.clipping import TRIALS
+from lightning_audit.replay.examiner import QUESTIONS, Examined, examine_step
 from lightning_audit.replay.taken_step import TakenStep
 
 
@@ -94,3 +102,22 @@ def examined(user: PlainStep, records: int = 8, **options: Any) -> Examined:
     user.take([batch])
     taken = TakenStep([batch], [False])
     return examine_step(user, step, step.claim(1), taken, **{"seed": 1, **options})
+
+
+def asked(
+    module: Any,
+    *questions: str,
+    seed: int = 0,
+    trials: int = TRIALS,
+    claim: PrivacyClaim | None = None,
+    **trainer: Any,
+) -> Mapping[str, Answer]:
+    """Answers to some questions, or to all, asked of the first step of a training."""
+    examination = Examination(claim=claim)
+    torch.manual_seed(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        names = questions or tuple(QUESTIONS)
+        examine = partial(examine_step, names=names, trials=trials)
+        patch.setattr(of_trainings, "examine_step", examine)
+        trainer_for(Path(), examination, **{"max_steps": 3, **trainer}).fit(module)
+    return examination.answers

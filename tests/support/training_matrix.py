@@ -4,6 +4,7 @@ A row is a module and the Trainer's arguments. `test_training_matrix` runs every
 `docs/which-trainings.md` is made of their names.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -16,7 +17,6 @@ from opacus.layers import DPLSTM, DPMultiheadAttention
 from opacus.optimizers import DPOptimizer
 from opacus.schedulers import ExponentialGradClip, ExponentialNoise
 from opacus.utils.adaptive_clipping import PrivacyEngineAdaptiveClipping
-from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from places import DOCS
 from torch import nn
 from torch.nn import functional
@@ -24,18 +24,13 @@ from torch.utils.data import DataLoader
 from training_support import ManualModule, PrivateModule, mlp, random_data
 
 from lightning_audit.canaries import Mislabeled
+from lightning_audit.testing.faulty import OwnFactors, OwnNoise
+from lightning_audit.testing.trainings import AdaptiveClipping, PhysicalBatches
 
 HIDDEN = 128
 #: An epoch of batches of 16 has the 120 steps that are looked at: epoch ends take time.
 RECORDS = 1920
 DATA = random_data(RECORDS)
-ADACLIP = {
-    "target_unclipped_quantile": 0.5,
-    "clipbound_learning_rate": 0.2,
-    "max_clipbound": 10.0,
-    "min_clipbound": 0.05,
-    "unclipped_num_std": 2.0,
-}
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ class PerLayer(PrivateModule):
 
 
 class AdaClip(PrivateModule):
-    engine_arguments: ClassVar = {"clipping": "adaptive", **ADACLIP}
+    engine_arguments: ClassVar = AdaptiveClipping.engine_arguments
 
 
 class Ghost(PrivateModule):
@@ -96,17 +91,7 @@ class Ghost(PrivateModule):
         super().__init__(*args, mode="ghost", **kwargs)
 
     def configure_optimizers(self) -> Any:
-        self.net, optimizer, criterion, _ = self.engine.make_private(
-            module=self.net,
-            optimizer=self.inner(self.trainable()),
-            data_loader=self.plain_loader(),
-            criterion=nn.CrossEntropyLoss(),
-            noise_multiplier=self.noise_multiplier,
-            max_grad_norm=self.max_grad_norm,
-            grad_sample_mode="ghost",
-            noise_generator=self.generator,
-            **self.engine_arguments,
-        )
+        self.net, optimizer, criterion, _ = self.make_private(criterion=nn.CrossEntropyLoss())
         self.__dict__["criterion"] = criterion
         return optimizer
 
@@ -117,15 +102,8 @@ class Ghost(PrivateModule):
 
 class NotWrappedGhost(Ghost):
     def configure_optimizers(self) -> Any:
-        hooks, optimizer, criterion, _ = self.engine.make_private(
-            module=self.net,
-            optimizer=self.inner(self.trainable()),
-            data_loader=self.plain_loader(),
-            criterion=nn.CrossEntropyLoss(),
-            noise_multiplier=self.noise_multiplier,
-            max_grad_norm=self.max_grad_norm,
-            grad_sample_mode="ghost",
-            wrap_model=False,
+        hooks, optimizer, criterion, _ = self.make_private(
+            criterion=nn.CrossEntropyLoss(), wrap_model=False
         )
         self.__dict__["hooks"], self.__dict__["criterion"] = hooks, criterion
         return optimizer
@@ -173,13 +151,6 @@ class ExpandedWeights(PrivateModule):
         self.trainer.optimizers[0].zero_grad()
 
 
-class WholeBatches(BatchSplittingSampler):
-    """Opacus' sampler without its length, by which Lightning would cut the epoch."""
-
-    def __len__(self) -> int:
-        raise TypeError("the number of physical batches is not known beforehand")
-
-
 class Physical(PrivateModule):
     """Opacus' batch memory manager: physical batches of at most eight records."""
 
@@ -187,7 +158,7 @@ class Physical(PrivateModule):
 
     def train_dataloader(self) -> Any:
         logical = super().train_dataloader()
-        sampler = WholeBatches(
+        sampler = PhysicalBatches.splitter(
             sampler=logical.batch_sampler,
             max_batch_size=self.largest,
             optimizer=self.trainer.optimizers[0],
@@ -206,14 +177,7 @@ class SecureNoise(PrivateModule):
 
 class NotWrapped(PrivateModule):
     def configure_optimizers(self) -> Any:
-        hooks, optimizer, _ = self.engine.make_private(
-            module=self.net,
-            optimizer=self.inner(self.trainable()),
-            data_loader=self.plain_loader(),
-            noise_multiplier=self.noise_multiplier,
-            max_grad_norm=self.max_grad_norm,
-            wrap_model=False,
-        )
+        hooks, optimizer, _ = self.make_private(wrap_model=False)
         self.__dict__["hooks"] = hooks
         return optimizer
 
@@ -237,12 +201,8 @@ class TwoOptimizers(ManualModule):
     def configure_optimizers(self) -> Any:
         optimizers = []
         for name, net in self.net.items():
-            self.net[name], optimizer, _ = self.engine.make_private(
-                module=net,
-                optimizer=self.inner(net.parameters()),
-                data_loader=self.plain_loader(),
-                noise_multiplier=self.noise_multiplier,
-                max_grad_norm=self.max_grad_norm,
+            self.net[name], optimizer, _ = self.make_private(
+                module=net, optimizer=self.inner(net.parameters())
             )
             optimizers.append(optimizer)
         return optimizers
@@ -296,25 +256,6 @@ class OwnStep(DPOptimizer):
 class OwnPreStep(DPOptimizer):
     def pre_step(self, closure: Any = None) -> Any:
         return super().pre_step(closure)
-
-
-class OwnClipping(DPOptimizer):
-    """Clips the gradient as a whole, row by row."""
-
-    def clip_and_accumulate(self) -> None:
-        samples = self.grad_samples
-        for p, own in zip(self.params, samples, strict=True):
-            p.summed_grad = torch.zeros_like(p)
-            for row in range(len(own)):
-                norm = torch.stack([sample[row].norm() for sample in samples]).norm()
-                p.summed_grad += own[row] * (self.max_grad_norm / norm).clamp(max=1.0)
-
-
-class OwnNoise(DPOptimizer):
-    def add_noise(self) -> None:
-        std = self.noise_multiplier * self.max_grad_norm
-        for p in self.params:
-            p.grad = (p.summed_grad + std * torch.randn_like(p)).view_as(p)
 
 
 class OwnScale(DPOptimizer):
@@ -387,143 +328,111 @@ def convolutions() -> nn.Module:
     )
 
 
-ROWS: tuple[Row, ...] = (
-    Row("Per-sample gradients", "`grad_sample_mode='hooks'`", wide),
-    Row("Per-sample gradients", "`grad_sample_mode='functorch'`", lambda: wide(mode="functorch")),
-    Row(
+GRADIENTS, CLIPPING, NOISE, PRECISION, BATCHES, OPTIMIZATION, NETWORKS, BY_HAND, INPUTS = (
+    functools.partial(Row, group)
+    for group in (
         "Per-sample gradients",
+        "Clipping",
+        "Noise",
+        "Precision",
+        "Batches",
+        "Optimization",
+        "Networks",
+        "Hand-written DP-SGD",
+        "Input canaries, without a change to the training",
+    )
+)
+ROWS: tuple[Row, ...] = (
+    GRADIENTS("`grad_sample_mode='hooks'`", wide),
+    GRADIENTS("`grad_sample_mode='functorch'`", lambda: wide(mode="functorch")),
+    GRADIENTS(
         "`grad_sample_mode='ew'` (expanded weights)",
         lambda: wide(ExpandedWeights, mode="ew"),
         copies=True,
     ),
-    Row(
-        "Per-sample gradients",
-        "`wrap_model=False`",
-        lambda: wide(NotWrapped),
-    ),
-    Row("Clipping", "flat", lambda: wide(max_grad_norm=0.3, noise_multiplier=0.6)),
-    Row(
-        "Clipping",
+    GRADIENTS("`wrap_model=False`", lambda: wide(NotWrapped)),
+    CLIPPING("flat", lambda: wide(max_grad_norm=0.3, noise_multiplier=0.6)),
+    CLIPPING(
         "per layer",
         lambda: wide(PerLayer, batch_size=2),
         remark="every canary fills each tensor's own clipping norm",
     ),
-    Row(
-        "Clipping",
+    CLIPPING(
         "adaptive (AdaClip)",
         lambda: wide(AdaClip),
         audit={"allow": ["opacus_defects"]},
         remark="canaries take no part in the adaptation",
     ),
-    Row("Clipping", "ghost, automatic optimization", lambda: wide(Ghost)),
-    Row(
-        "Clipping",
-        "ghost, manual optimization",
-        lambda: wide(ManualGhost),
-    ),
-    Row("Clipping", "ghost, `wrap_model=False`", lambda: wide(NotWrappedGhost)),
-    Row(
-        "Clipping",
+    CLIPPING("ghost, automatic optimization", lambda: wide(Ghost)),
+    CLIPPING("ghost, manual optimization", lambda: wide(ManualGhost)),
+    CLIPPING("ghost, `wrap_model=False`", lambda: wide(NotWrappedGhost)),
+    CLIPPING(
         "adaptive ghost, manual optimization",
         lambda: wide(AdaptiveGhost, batch_size=64),
         audit={"allow": ["opacus_defects"]},
         remark="automatic optimization switches the adaptation off",
     ),
-    Row(
-        "Noise",
-        "secure mode's noise",
-        lambda: wide(SecureNoise),
-    ),
-    Row(
-        "Noise",
-        "a noise schedule",
-        lambda: wide(NoiseSchedule, batch_size=64),
-    ),
-    Row(
-        "Noise",
-        "a clipping norm schedule",
-        lambda: wide(ClipSchedule, batch_size=64),
-    ),
-    Row("Precision", "`precision='64-true'`", wide, {"precision": "64-true"}),
-    Row("Precision", "`precision='bf16-mixed'`", wide, {"precision": "bf16-mixed"}, copies=True),
-    Row("Precision", "`precision='bf16-true'`", wide, {"precision": "bf16-true"}),
-    Row(
-        "Batches",
+    NOISE("secure mode's noise", lambda: wide(SecureNoise)),
+    NOISE("a noise schedule", lambda: wide(NoiseSchedule, batch_size=64)),
+    NOISE("a clipping norm schedule", lambda: wide(ClipSchedule, batch_size=64)),
+    PRECISION("`precision='64-true'`", wide, {"precision": "64-true"}),
+    PRECISION("`precision='bf16-mixed'`", wide, {"precision": "bf16-mixed"}, copies=True),
+    PRECISION("`precision='bf16-true'`", wide, {"precision": "bf16-true"}),
+    BATCHES(
         "batch memory manager, with a sampler that states no length",
         lambda: wide(Physical, batch_size=24),
         {"max_steps": 480},  # Lightning counts physical batches
         remark="one coin a logical batch",
     ),
-    Row(
-        "Batches",
+    BATCHES(
         "`accumulate_grad_batches`, without Poisson sampling",
         lambda: wide(poisson=False, make_poisson=False, batch_size=8),
         {"accumulate_grad_batches": 2},
         {"allow": "sampling.not_poisson"},
         copies=True,
     ),
-    Row("Batches", "empty batches", lambda: wide(batch_size=1, dataset=random_data(200))),
-    Row(
-        "Optimization",
-        "manual optimization",
-        lambda: wide(ManualModule),
-    ),
-    Row(
-        "Optimization",
+    BATCHES("empty batches", lambda: wide(batch_size=1, dataset=random_data(200))),
+    OPTIMIZATION("manual optimization", lambda: wide(ManualModule)),
+    OPTIMIZATION(
         "manual optimization with the raw optimizer and `loss.backward()`",
         lambda: wide(RawOptimizer),
         {"max_steps": -1, "max_epochs": 1},  # Lightning does not count such steps
         copies=True,
     ),
-    Row(
-        "Optimization",
+    OPTIMIZATION(
         "several private optimizers, manual optimization",
         lambda: wide(TwoOptimizers, two_nets()),
         {"max_steps": 240},  # Lightning counts the steps of both
         remark="a record for each; epsilon is that of the steps of all",
     ),
-    Row(
-        "Optimization",
+    OPTIMIZATION(
         "a GAN: a private discriminator, an ordinary generator",
         lambda: Gan(dataset=DATA),
         {"max_steps": 240},  # Lightning counts the steps of both
         {"allow": [GENERATOR]},
         remark='`Allow("no_dp", optimizer="G", reason=...)`; [how](gan.md)',
     ),
-    Row("Optimization", "several parameter groups", lambda: wide(inner=two_groups)),
-    Row("Optimization", "`gradient_clip_val`", wide, {"gradient_clip_val": 1e-3}),
-    Row(
-        "Optimization",
-        "Adam",
-        lambda: wide(inner=lambda params: torch.optim.AdamW(params, lr=1e-3)),
-    ),
+    OPTIMIZATION("several parameter groups", lambda: wide(inner=two_groups)),
+    OPTIMIZATION("`gradient_clip_val`", wide, {"gradient_clip_val": 1e-3}),
+    OPTIMIZATION("Adam", lambda: wide(inner=lambda params: torch.optim.AdamW(params, lr=1e-3))),
     *(
-        Row(
-            "Optimization",
-            f"an own `{method}`",
-            lambda kind=kind: wide(optimizer_class=kind),
-        )
+        OPTIMIZATION(f"an own `{method}`", lambda kind=kind: wide(optimizer_class=kind))
         for method, kind in {
             "step": OwnStep,
             "pre_step": OwnPreStep,
-            "clip_and_accumulate": OwnClipping,
+            "clip_and_accumulate": OwnFactors,
             "add_noise": OwnNoise,
             "scale_grad": OwnScale,
         }.items()
     ),
-    Row(
-        "Networks",
+    NETWORKS(
         "convolutions and group norm",
         lambda: wide(net=convolutions(), dataset=random_data(RECORDS, width=64)),
     ),
-    Row("Networks", "`DPLSTM`", lambda: wide(net=Recurrent()), copies=True),
-    Row(
-        "Networks",
-        "`DPMultiheadAttention` and layer norm",
-        lambda: wide(net=Attention()),
-    ),
+    NETWORKS("`DPLSTM`", lambda: wide(net=Recurrent()), copies=True),
+    NETWORKS("`DPMultiheadAttention` and layer norm", lambda: wide(net=Attention())),
     *(
-        Row("Hand-written DP-SGD", name, kind, audit={"claim": CLAIM}, first=first, remark=remark)
+        BY_HAND(name, kind, audit={"claim": CLAIM}, first=first, remark=remark)
         for name, kind, first, remark in (
             (
                 "`vmap` per-sample gradients, manual optimization",
@@ -541,8 +450,7 @@ ROWS: tuple[Row, ...] = (
         )
     ),
     *(
-        Row(
-            "Input canaries, without a change to the training",
+        INPUTS(
             name,
             module,
             audit={
@@ -558,8 +466,8 @@ ROWS: tuple[Row, ...] = (
             ("hand-written DP-SGD", lambda: HandWritten(ask=False), {"claim": CLAIM}),
         )
     ),
-    Row("Networks", "frozen parameters", lambda: wide(net=frozen())),
-    Row("Networks", "tied parameters", lambda: wide(net=Tied())),
+    NETWORKS("frozen parameters", lambda: wide(net=frozen())),
+    NETWORKS("tied parameters", lambda: wide(net=Tied())),
 )
 
 #: Rows that stand for the others where the audited model is compared with the unaudited one.
@@ -602,10 +510,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "one optimizer with parameter groups, one process, or gradient canaries",
     ),
     ("several audits in one Trainer", "one audit"),
-    (
-        "one audit in two Trainers that fit at the same time",
-        "an audit for each Trainer",
-    ),
+    ("one audit in two Trainers that fit at the same time", "an audit for each Trainer"),
     ("strategies that shard parameters (FSDP, DeepSpeed)", "`strategy='ddp'`"),
     ("hand-written DP-SGD or input canaries in several processes", "`devices=1`"),
     ("input canaries under per-layer or adaptive clipping", "gradient canaries"),

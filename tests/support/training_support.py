@@ -113,18 +113,22 @@ class PrivateTraining:
     def trainable(self) -> Iterator[nn.Parameter]:
         return (p for p in self.net.parameters() if p.requires_grad)
 
+    def make_private(self, **more: Any) -> Any:
+        """What Opacus' `make_private` returns, with further or other arguments."""
+        given = {
+            "module": self.net,
+            "optimizer": self.inner(self.trainable()),
+            "data_loader": self.plain_loader(),
+            "noise_multiplier": self.noise_multiplier,
+            "max_grad_norm": self.max_grad_norm,
+            "grad_sample_mode": self.mode,
+            "poisson_sampling": self.make_poisson,
+            "noise_generator": self.generator,
+        }
+        return self.engine.make_private(**{**given, **self.engine_arguments, **more})
+
     def configure_optimizers(self) -> Any:
-        self.net, optimizer, _ = self.engine.make_private(
-            module=self.net,
-            optimizer=self.inner(self.trainable()),
-            data_loader=self.plain_loader(),
-            noise_multiplier=self.noise_multiplier,
-            max_grad_norm=self.max_grad_norm,
-            grad_sample_mode=self.mode,
-            poisson_sampling=self.make_poisson,
-            noise_generator=self.generator,
-            **self.engine_arguments,
-        )
+        self.net, optimizer, _ = self.make_private()
         if self.optimizer_class is None:
             return optimizer
         return replace_optimizer(optimizer, self.optimizer_class)

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -59,15 +60,7 @@ class TwoProcesses(PrivateModule):
         module: Any = self.trainer.strategy.model if bare else self.net
         if self.way == "wrapped":
             module = DifferentiallyPrivateDistributedDataParallel(module)
-        private, optimizer, _ = self.engine.make_private(
-            module=module,
-            optimizer=self.inner(self.trainable()),
-            data_loader=self.plain_loader(),
-            noise_multiplier=self.noise_multiplier,
-            max_grad_norm=self.max_grad_norm,
-            wrap_model=not bare,
-            **self.engine_arguments,
-        )
+        private, optimizer, _ = self.make_private(module=module, wrap_model=not bare)
         if bare:
             self.__dict__["hooks"] = private  # a module, but no part of this one
         else:
@@ -87,13 +80,9 @@ class PerLayer(TwoProcesses):
 
 class Ghost(TwoProcesses):
     def configure_optimizers(self) -> Any:
-        self.net, optimizer, criterion, _ = self.engine.make_private(
+        self.net, optimizer, criterion, _ = self.make_private(
             module=DifferentiallyPrivateDistributedDataParallel(self.net),
-            optimizer=self.inner(self.trainable()),
-            data_loader=self.plain_loader(),
             criterion=torch.nn.CrossEntropyLoss(),
-            noise_multiplier=self.noise_multiplier,
-            max_grad_norm=self.max_grad_norm,
             grad_sample_mode="ghost",
         )
         self.__dict__["criterion"] = criterion
@@ -233,23 +222,7 @@ def resumed(folder: Path) -> None:
         max_epochs=2,
     )
     (ckpt,) = saved.glob("*step=30.ckpt")
-    train(
-        folder / "broken",
-        Stepwise(),
-        PrivacyAudit(seed=4, allow=EMPTY),
-        ckpt=ckpt,
-        max_epochs=2,
-    )
-
-
-def naive(folder: Path) -> None:
-    audit = PrivacyAudit(seed=0, on_violation="warn")
-    train(folder / "naive", TwoProcesses("naive"), audit, max_epochs=1)
-
-
-def repeated(folder: Path) -> None:
-    audit = PrivacyAudit(seed=0, on_violation="warn")
-    train(folder / "repeated", TwoProcesses(dealt=False), audit, max_epochs=1)
+    train(folder / "broken", Stepwise(), PrivacyAudit(seed=4, allow=EMPTY), ckpt=ckpt, max_epochs=2)
 
 
 class Obstacle(pl.Callback):
@@ -278,16 +251,6 @@ class LostInOne(TwoProcesses):
         return loss * torch.nan if RANK and batch_idx == 2 else loss
 
 
-def not_finite(folder: Path) -> None:
-    audit = PrivacyAudit(seed=0, on_violation="warn")
-    train(folder / "not_finite", LostInOne(), audit, max_steps=4)
-
-
-def half_noise(folder: Path) -> None:
-    module = TwoProcesses(optimizer_class=HalfNoiseOfAll)
-    train(folder / "half_noise", module, PrivacyAudit(seed=0), max_epochs=2)
-
-
 def one_breaks_off(folder: Path) -> None:
     module, stop = TwoProcesses(), StopAt(20, ranks=(1,))
     train(folder / "one_breaks_off", module, PrivacyAudit(seed=0), stop, max_epochs=2)
@@ -300,28 +263,20 @@ def no_room(folder: Path) -> None:
     train(folder / "no_room", TwoProcesses(), audit, max_epochs=1)
 
 
-def taken(folder: Path) -> None:
-    """The report's directory belongs to another training."""
-    train(folder / "taken", TwoProcesses(), PrivacyAudit(seed=0), max_epochs=1)
-
-
 SAID_ON_RESUMING = (
     "Be aware that when using `ckpt_path`",
     "You're resuming from a checkpoint that ended before the epoch ended",
 )
-SCENARIOS = (
-    healthy,
-    clipping,
-    resumed,
-    naive,
-    repeated,
-    mixed,
-    not_finite,
-    half_noise,
-    one_breaks_off,
-    no_room,
-    taken,
-)
+#: One training alone, with the audit's arguments and the Trainer's.
+ALONE: dict[str, tuple[Callable[[], TwoProcesses], dict[str, Any], dict[str, Any]]] = {
+    "naive": (lambda: TwoProcesses("naive"), {"on_violation": "warn"}, {"max_epochs": 1}),
+    "repeated": (lambda: TwoProcesses(dealt=False), {"on_violation": "warn"}, {"max_epochs": 1}),
+    "not_finite": (LostInOne, {"on_violation": "warn"}, {"max_steps": 4}),
+    "half_noise": (lambda: TwoProcesses(optimizer_class=HalfNoiseOfAll), {}, {"max_epochs": 2}),
+    # The report's directory belongs to another training.
+    "taken": (TwoProcesses, {}, {"max_epochs": 1}),
+}
+SCENARIOS = (healthy, clipping, resumed, mixed, one_breaks_off, no_room)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
@@ -331,3 +286,6 @@ if __name__ == "__main__":
     for scenario in SCENARIOS:
         if scenario.__name__ in sys.argv[2:]:
             scenario(Path(sys.argv[1]))
+    for name, (module, given, length) in ALONE.items():
+        if name in sys.argv[2:]:
+            train(Path(sys.argv[1]) / name, module(), PrivacyAudit(seed=0, **given), **length)
