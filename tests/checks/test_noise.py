@@ -229,7 +229,9 @@ def flagged(
     return False
 
 
-@pytest.mark.parametrize("kind", [NOISE_ENTRIES, REUSE_FORECAST], ids=["SingleEntries", "NoiseForecast"])
+@pytest.mark.parametrize(
+    "kind", [NOISE_ENTRIES, REUSE_FORECAST], ids=["SingleEntries", "NoiseForecast"]
+)
 @pytest.mark.parametrize(
     ("segments", "runs"), staged(quick=[(10, 40)], heavy=[(40, 200)], nightly=[(100, 1000)])
 )
@@ -238,7 +240,9 @@ def test_many_segments_flag_within_the_level(kind, segments, runs):
     assert sum(flagged(kind, 0.005, segments, rng) for _ in range(runs)) <= LEVEL * runs
 
 
-@pytest.mark.parametrize("kind", [NOISE_ENTRIES, REUSE_FORECAST], ids=["SingleEntries", "NoiseForecast"])
+@pytest.mark.parametrize(
+    "kind", [NOISE_ENTRIES, REUSE_FORECAST], ids=["SingleEntries", "NoiseForecast"]
+)
 def test_a_fault_of_the_third_segment_is_found(kind):
     assert flagged(kind, 0.005, 3, np.random.default_rng(2), quiet=3)
 

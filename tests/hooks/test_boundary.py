@@ -130,29 +130,6 @@ def test_what_is_under_way_is_undone_latest_first():
     assert undone[:2] == ["second", "first"]
 
 
-def test_hooks_are_removed_latest_first_and_once():
-    class Hook:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def remove(self) -> None:
-            removed.append(self.name)
-
-    boundary, removed = Boundary(), []
-
-    def ours() -> None:
-        first, second, third = Handles(), Handles(), Handles()
-        first.append(Hook("first"))
-        second += [Hook("second"), Hook("third")]
-        third.append(Hook("gone"))
-        third.remove()
-
-    inside(boundary, ours)
-    boundary.remove_hooks()
-    boundary.remove_hooks()
-    assert removed == ["gone", "third", "second", "first"]
-
-
 def test_cleaning_up_is_tried_twice_and_raises_nothing(caplog):
     calls = []
 

@@ -144,14 +144,6 @@ def test_a_part_of_a_step_may_be_of_before(plain):
     assert plain.counts() == (2, 1, 2)
 
 
-def test_parts_that_are_added_up_are_one_step(plain):
-    for part in torch.randn(3, 20, 5):
-        plain.give(part)
-        plain.net(part).sum().backward()
-    plain.optimizer.step()
-    assert plain.counts() == (1, 0, None)
-
-
 def test_rows_that_are_joined_leave_a_batch_what_it_is(plain):
     x = torch.randn(20, 5)
     plain.give(x)
@@ -257,18 +249,11 @@ def loader_with(workers: int = 0) -> DataLoader:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_watched_loader_yields_what_it_would_and_all_of_it_is_seen(workers):
     plain, loader = drawn(loader_with(workers), 2), loader_with(workers)
-    watched = Watched(loader)
+    after, watched = torch.get_rng_state(), Watched(loader)
     assert drawn(loader, 2) == plain
+    assert torch.equal(torch.get_rng_state(), after)
     assert [[float(i) for i in batch] for batch in watched.batches] == plain
     assert watched.starts == 2
-
-
-def test_the_global_generator_is_left_where_it_would_be():
-    drawn(loader_with())
-    after, loader = torch.get_rng_state(), loader_with()
-    Watched(loader)
-    drawn(loader)
-    assert torch.equal(torch.get_rng_state(), after)
 
 
 def test_a_sampler_that_draws_its_order_at_once_draws_it_when_it_would():
