@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import sys
+import zlib
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
@@ -43,6 +44,16 @@ def _thin(items: list[pytest.Item], marker: str, later: str) -> None:
         if cases[test] % given.args[0]:
             item.add_marker(later)
         cases[test] += 1
+
+
+def _draw_statistics(items: list[pytest.Item]) -> None:
+    """Leave four in five tests of stats/ to the nightly run where stats/ is unchanged."""
+    if "LIGHTNING_AUDIT_COSTS" in os.environ or costs.statistics_changed(_TESTS.parent):
+        return
+    seed = costs.seed_of_statistics(_TESTS.parent)
+    for item in items:
+        if item.nodeid.startswith("tests/stats/") and zlib.crc32(item.nodeid.encode(), seed) % 5:
+            item.add_marker("nightly")
 
 
 def _without_browser(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -86,7 +97,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Of the cases of a test that is marked ``one_in(n)`` all but one in n are marked as heavy. Of
     cases that are marked as heavy one in n is run for each change, by ``heavy_one_in(n)`` and else
-    one in three; the others are nightly. What is left is quick or heavy by tests/costs.json.
+    one in three; the others are nightly. Of the tests of stats/ one in five is left where stats/ is
+    unchanged. What is left is quick or heavy by tests/costs.json.
     """
     _without_browser(config, items)
     _thin(items, "one_in", "heavy")
@@ -94,6 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("heavy") and not item.get_closest_marker("heavy_one_in"):
             item.add_marker(pytest.mark.heavy_one_in(3))
     _thin([item for item in items if item.get_closest_marker("heavy")], "heavy_one_in", "nightly")
+    _draw_statistics(items)
     known = costs.read()
     for item in items:
         _to_its_stage(item, known)

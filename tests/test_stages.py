@@ -40,6 +40,7 @@ def test_entries_and_files_of_the_contract_are_of_tests_that_exist():
 
 def test_a_dear_test_without_an_entry_fails_with_the_line_to_run(pytester, monkeypatch):
     monkeypatch.setattr(costs, "MOST_WITHOUT_ENTRY", 0.05)
+    monkeypatch.setattr(costs, "slowness", lambda: 1.0)
     pytester.makepyfile(
         f"import pytest\n{BURN}"
         "@pytest.fixture(scope='module')\n"
@@ -63,6 +64,13 @@ def test_a_dear_test_without_an_entry_fails_with_the_line_to_run(pytester, monke
     assert len(passed) == 5
 
 
+def test_a_test_may_cost_more_on_a_slower_machine(monkeypatch):
+    assert costs.slowness() >= 1
+    monkeypatch.setattr(costs, "_work", lambda: sum(range(3_000_000)))
+    monkeypatch.setattr(costs, "REFERENCE", 0.001)
+    assert costs.slowness() > 5
+
+
 def test_costs_are_the_least_of_each_test_and_replace_older_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(costs, "COSTS", tmp_path / "costs.json")
     costs.COSTS.write_text('{"a": 2.0, "gone": 3.0}')
@@ -73,6 +81,24 @@ def test_costs_are_the_least_of_each_test_and_replace_older_ones(tmp_path, monke
     assert costs.read() == {"b": 1.3, "gone": 3.0}
     costs.main(measured, whole=True)
     assert costs.read() == {"b": 1.3}
+
+
+def test_all_statistics_run_within_20_commits_of_a_change(tmp_path):
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    stats = tmp_path / "lightning_audit" / "stats"
+    stats.mkdir(parents=True)
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    assert costs.statistics_changed(tmp_path)  # no such commit
+    for number in range(22):
+        (stats / "power.py").write_text(f"x = {min(number, 1)}\n")
+        subprocess.run([*git, "add", "."], check=True)
+        subprocess.run([*git, "commit", "-qm", "a", "--allow-empty"], check=True)
+        assert number == 21 or costs.statistics_changed(tmp_path)
+    assert not costs.statistics_changed(tmp_path)
+    seed = costs.seed_of_statistics(tmp_path)
+    (stats / "power.py").write_text("x = 2\n")
+    assert costs.statistics_changed(tmp_path)
+    assert costs.seed_of_statistics(tmp_path) != seed
 
 
 def test_sigterm_ends_a_run_with_its_workers(tmp_path):

@@ -7,6 +7,8 @@ several tests share counts for none of them. A test without an entry is quick.
 
 import json
 import os
+import subprocess
+import zlib
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ from _pytest.runner import runtestprotocol
 
 COSTS = Path(__file__).parents[1] / "costs.json"
 QUICK, HEAVY = 1.0, 5.0
-#: A test without an entry fails above this.
+#: A test without an entry fails above this, or so much more on a machine that is slower now.
 MOST_WITHOUT_ENTRY = 3.0
+#: CPU seconds of `_work` on the machine that these seconds are of.
+REFERENCE = 0.1
 #: What every change must keep: its tests are in CI at any cost.
 CONTRACT = (
     "tests/callbacks/test_privacy_audit_faults.py",
@@ -43,9 +47,44 @@ def stage(node: str, cost: float) -> str:
     return "heavy" if cost <= HEAVY or node.startswith(CONTRACT) else "nightly"
 
 
+#: What the tests of stats/ depend on.
+_STATISTICS = (
+    "lightning_audit/stats",
+    "lightning_audit/blackbox",
+    "lightning_audit/_validate.py",
+    "tests/stats",
+)
+
+
+def statistics_changed(root: Path) -> bool:
+    """Whether the last 20 commits or edits change what tests/stats holds, or git cannot tell."""
+    command = ["git", "diff", "--quiet", "HEAD~20", "--", *_STATISTICS]
+    return subprocess.run(command, cwd=root, capture_output=True).returncode != 0
+
+
+def seed_of_statistics(root: Path) -> int:
+    """Return a number that changes with the content of what tests/stats holds."""
+    files = (file for held in _STATISTICS for file in (root / held).glob("*.py"))
+    return zlib.crc32(b"".join(file.read_bytes() for file in sorted(files)))
+
+
 def _cpu() -> float:
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
+
+
+def _work() -> None:
+    """Work of a fixed size."""
+    text = ""
+    for number in range(400_000):
+        text = (text + str(number % 7))[-50:]
+
+
+def slowness() -> float:
+    """Return how many times slower than the reference this machine is now, at least 1."""
+    begun = _cpu()
+    _work()
+    return max(1.0, (_cpu() - begun) / REFERENCE)
 
 
 class Meter:
@@ -92,11 +131,12 @@ class Meter:
         known = self._known is None or item.nodeid in self._known
         if known or marked or cost <= MOST_WITHOUT_ENTRY:
             return done
+        most = MOST_WITHOUT_ENTRY * slowness()
         item._initrequest()  # type: ignore[attr-defined]  # as pytest-rerunfailures does
         begun, self._shared = _cpu(), 0.0
         (*_, last) = runtestprotocol(item, log=False, nextitem=nextitem)
         again = _cpu() - begun - self._shared
-        if again > MOST_WITHOUT_ENTRY:
+        if again > most:
             last.outcome = "failed"
             last.longrepr = (
                 f"{item.nodeid} took {cost:.1f} and {again:.1f} CPU seconds and has no entry in "
