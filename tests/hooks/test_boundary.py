@@ -13,7 +13,6 @@ from lightning_audit._validate import BadArgument
 from lightning_audit.hooks.boundary import (
     OWN_TIME,
     Boundary,
-    Handles,
     RunTime,
     around,
     attempt,

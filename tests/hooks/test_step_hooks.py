@@ -13,8 +13,6 @@ from lightning_audit.hooks.step_hooks import (
     MethodHook,
     PlainSteps,
     StepHooks,
-    is_torchs,
-    steps_of,
 )
 
 
