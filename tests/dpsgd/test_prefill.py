@@ -282,19 +282,6 @@ def test_rows_laid_out_give_what_appended_rows_give_to_the_bit(name):
         assert torch.equal(p, q)
 
 
-def test_no_canary_among_the_chosen_adds_no_row():
-    laid, plain = setting(mlp), setting(mlp)
-    value = loss(laid.model, numbers(B, 4))
-    assert laid.step.obstacle(Backward(None)) == ""
-    laid.step.lay_out([], NORM)
-    value.backward()
-    laid.step.conceal()
-    assert laid.step.put_in()
-    plain.backward(numbers(B, 4))
-    assert laid.step.batch_size() == B
-    assert_same(laid, plain)
-
-
 GUARDED: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, dict[str, Any], str]] = {
     "lstm": (lambda: Recurrent(DPLSTM), numbers(B, 3, 4), {}, "recurrent"),
     "packed gru": (lambda: Recurrent(DPGRU, packed=True), numbers(B, 3, 4), {}, "recurrent"),
@@ -319,16 +306,6 @@ def test_what_cannot_be_laid_out_is_said_and_copied(name):
     for made in (guarded, plain):
         made.copy()
     assert_same(guarded, plain)
-
-
-def test_without_modules_there_is_nothing_to_lay_out():
-    made = setting(mlp)
-    step = OpacusStep(made.optimizer, {})
-    value = loss(made.model, numbers(B, 4))
-    assert "no module computes" in step.obstacle(Backward(None))
-    assert "did not see the backward pass begin" in step.obstacle(Backward(None, announced=False))
-    value.backward()
-    assert not step.put_in()
 
 
 @pytest.mark.parametrize(
@@ -387,6 +364,21 @@ def test_gradients_that_wait_already_are_said_and_the_last_of_them_grows():
         made.copy()
     assert [len(rows) for rows in laid.held()[0]] == [3, B + len(laid.directions)]
     assert_same(laid, copied)
+
+
+def test_no_canary_among_the_chosen_adds_no_row_and_without_modules_none_is_laid_out():
+    laid, plain = setting(mlp), setting(mlp)
+    step = OpacusStep(plain.optimizer, {})
+    laid.directions.clear()
+    laid.lay_out(numbers(B, 4))
+    value = loss(plain.model, numbers(B, 4))
+    assert "no module computes" in step.obstacle(Backward(None))
+    assert "did not see the backward pass begin" in step.obstacle(Backward(None, announced=False))
+    value.backward()
+    assert laid.step.put_in()
+    assert not step.put_in()
+    assert laid.step.batch_size() == B
+    assert_same(laid, plain)
 
 
 def test_a_second_backward_pass_in_the_step_is_no_obstacle():

@@ -8,10 +8,7 @@ import torch
 from tapped import Tapped, nothing
 from torch import nn
 
-from lightning_audit.hooks.gradient_tap import (
-    GradientTap,
-    WeightWatch,
-)
+from lightning_audit.hooks.gradient_tap import GradientTap, WeightWatch
 from lightning_audit.hooks.update_tap import UpdateTap
 from lightning_audit.layout import Direction, Part
 from lightning_audit.record.store import Observation
@@ -55,39 +52,12 @@ def test_a_step_that_was_left_alone_is_its_values_its_moves_and_nothing_else():
     assert (found.replaced, found.unclear, found.at_cut, found.raw) == (False, False, False, False)
     assert (found.factor, found.used, found.dead) == (None, None, None)
     assert reading(zero=2).dead.tolist() == [False, True, False]
-
-
-def test_a_gradient_that_a_class_of_ones_own_changes_in_its_step_is_unclear():
-    found = reading(Doubles)
+    found = reading(Doubles)  # a class of one's own changes it in its step
     assert found.unclear
     assert (found.used.tolist(), found.values.tolist()) == ([2.0, 6.0, 8.0], [1.0, 3.0, 4.0])
 
 
 SHAPES = [(4, 3), (5,), (2, 3, 2, 2)]
-
-OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
-    ("SGD", {}),
-    ("SGD", {"momentum": 0.9}),
-    ("SGD", {"momentum": 0.9, "nesterov": True}),
-    ("SGD", {"weight_decay": 0.1}),
-    ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
-    ("SGD", {"momentum": 0.9, "nesterov": True, "maximize": True}),
-    ("SGD", {"maximize": True}),
-    ("Adam", {}),
-    ("Adam", {"weight_decay": 0.1, "amsgrad": True}),
-    ("Adam", {"maximize": True}),
-    ("AdamW", {}),
-    ("AdamW", {"maximize": True}),
-    ("RMSprop", {}),
-    ("RMSprop", {"centered": True, "momentum": 0.9, "weight_decay": 0.1}),
-    ("NAdam", {"weight_decay": 0.1}),
-    ("RAdam", {}),
-    ("Adagrad", {}),
-]
-
-
-def names_of(case: tuple[str, dict[str, Any]]) -> str:
-    return "-".join([case[0], *case[1]])
 
 
 def parameters(seed: int = 0) -> list[nn.Parameter]:
@@ -169,12 +139,23 @@ def flat(tensors: Sequence[torch.Tensor]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("foreach", [False, True], ids=["loop", "foreach"])
-@pytest.mark.parametrize("case", OPTIMIZERS, ids=names_of)
-def test_an_update_with_a_canary_taken_out_is_one_that_was_left_alone_bit_for_bit(case, foreach):
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        ("SGD", {}),
+        ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+        ("SGD", {"maximize": True}),
+        ("Adam", {"weight_decay": 0.1, "amsgrad": True}),
+        ("AdamW", {"maximize": True}),
+        ("RMSprop", {"centered": True, "momentum": 0.9, "weight_decay": 0.1}),
+        *((kind, {}) for kind in ("Adam", "NAdam", "RAdam", "Adagrad")),
+    ],
+)
+def test_an_update_with_a_canary_taken_out_is_left_alone_bit_for_bit(kind, given, foreach):
     clean, audited = parameters(), parameters()
-    build = getattr(torch.optim, case[0])
-    plain = build(clean, lr=0.1, foreach=foreach, **case[1])
-    watched = build(audited, lr=0.1, foreach=foreach, **case[1])
+    build = getattr(torch.optim, kind)
+    plain = build(clean, lr=0.1, foreach=foreach, **given)
+    watched = build(audited, lr=0.1, foreach=foreach, **given)
     _, readings = tapped(watched, audited, lambda: of_canary(0.5) + of_canary(2.0))
     for step in range(3):
         set_gradients(clean, gradients(step))
@@ -239,7 +220,9 @@ def test_a_gradient_changed_inside_the_step_counts_as_replaced_and_is_the_one_re
     assert [*seen, made.tap.inside_step] == [False, True, False]
     set_gradients(params, gradients(2))
     optimizer.step()
-    assert [reading.replaced for reading in readings] == [True, False]
+    optimizer.zero_grad()
+    optimizer.step(closure)  # a gradient appears
+    assert [reading.replaced for reading in readings] == [True, False, True]
     np.testing.assert_array_equal(readings[0].values, flat(gradients(1)))
 
 
@@ -302,12 +285,6 @@ def test_a_parameter_without_gradient_reads_as_nan_and_takes_no_removal():
     assert np.isnan(readings[0].values[:12]).all()
     assert np.isfinite(readings[0].values[12:]).all()
     assert torch.equal(params[0], before)
-
-
-def test_a_gradient_that_appears_inside_the_step_counts_as_replaced():
-    params, optimizer, readings = watched(ReplacesItsGradient)
-    optimizer.step(lambda: backward(params, gradients(1)))
-    assert readings[0].replaced
 
 
 @pytest.mark.parametrize("kind", [GradientTap, UpdateTap])

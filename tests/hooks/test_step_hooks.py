@@ -8,12 +8,7 @@ import torch
 from torch import nn
 
 from lightning_audit.hooks.boundary import StepRefused
-from lightning_audit.hooks.step_hooks import (
-    ClosureHooks,
-    MethodHook,
-    PlainSteps,
-    StepHooks,
-)
+from lightning_audit.hooks.step_hooks import ClosureHooks, MethodHook, PlainSteps, StepHooks
 
 
 class Counts:

@@ -208,8 +208,8 @@ def test_how_a_loader_draws_is_told(loader, kind, rate, description):
     facts = settings.loader_facts(loader)
     assert (facts.kind, facts.sample_rate) == (kind, rate and pytest.approx(rate))
     assert re.fullmatch(description, facts.description)
-    held = getattr(loader, "batch_sampler", None) and loader.dataset is DATA
-    assert facts.records == (len(DATA) if held else None)
+    of_data = getattr(loader, "batch_sampler", None) is not None and loader.dataset is DATA
+    assert facts.records == (len(DATA) if of_data else None)
 
 
 @pytest.mark.parametrize("wrap", [list, tuple, lambda x: dict(enumerate(x)), lambda x: {"a": x}])
