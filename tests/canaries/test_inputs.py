@@ -55,25 +55,15 @@ def test_crafting_leaves_module_and_batch_alone():
     net, batch = _net(), _batch()
     before = [p.detach().clone() for p in net.parameters()]
     sample = inputs.sample_of(batch, 0, None, None)
-    Crafted(steps=3).made(net, sample, batch, list(net.parameters()))
+    unused = nn.Parameter(torch.ones(3))
+    made = Crafted(steps=3).made(net, sample, batch, [*net.parameters(), unused])
+    assert torch.isfinite(made.input).all()
     assert all(torch.equal(p, b) for p, b in zip(net.parameters(), before, strict=True))
     assert all(p.grad is None and p.requires_grad for p in net.parameters())
     assert torch.equal(batch[0], _batch()[0])
     assert torch.equal(sample.input, batch[0][:1])
-
-
-def test_frozen_and_unused_parameters_do_not_count():
-    net, unused = _net(), nn.Parameter(torch.ones(3))
-    made = Crafted(steps=2).made(
-        net, inputs.sample_of(_batch(), 0, None, None), _batch(), [*net[2].parameters(), unused]
-    )
-    assert torch.isfinite(made.input).all()
-
-
-def test_an_empty_batch_has_no_direction_to_avoid():
-    net, sample = _net(), inputs.sample_of(_batch(), 0, None, None)
-    empty = (_batch()[0][:0], _batch()[1][:0])
-    made = Crafted().made(net, sample, empty, list(net.parameters()))
+    # An empty batch has no direction to avoid.
+    made = Crafted().made(net, sample, (batch[0][:0], batch[1][:0]), list(net.parameters()))
     assert torch.equal(made.input, sample.input)
 
 
@@ -92,10 +82,6 @@ def _x(n: int = 3) -> torch.Tensor:
 
 def _y(n: int = 3) -> torch.Tensor:
     return torch.arange(n)
-
-
-def _sample(batch: Any) -> inputs.Sample:
-    return inputs.sample_of(batch, 1, None, None)
 
 
 def _classifier() -> nn.Module:
@@ -117,7 +103,7 @@ def _loss(net: Any, batch: Any) -> torch.Tensor:
 )
 def test_the_label_is_the_least_likely_class_of_the_present_weights(canary):
     net = _classifier()
-    made = canary.made(net, _sample((_x(), _y())), (_x(), _y()), _params(net))
+    made = canary.made(net, _cut((_x(), _y())), (_x(), _y()), _params(net))
     for _ in range(3):
         with torch.no_grad():
             for p in net.parameters():
@@ -128,14 +114,16 @@ def test_the_label_is_the_least_likely_class_of_the_present_weights(canary):
 
 
 def test_the_amplitude_multiplies_the_input_and_a_blank_is_zero():
-    net, sample = _classifier(), _sample((_x(), _y()))
-    made = Mislabeled(amplitude=50.0).made(net, sample, None, _params(net))
+    net, sample = _classifier(), _cut((_x(), _y()))
+    canary = Mislabeled(amplitude=50.0, loss=lambda net, batch: batch[0].sum() * 2)
+    made = canary.made(net, sample, None, _params(net))
+    assert float(inputs.loss_of(canary, None, sample.batch, sample)) == float(_x()[1].sum() * 2)
     assert torch.equal(made.input, 50.0 * sample.input)
     assert not Blank().made(net, sample, None, _params(net)).input.any()
 
 
 def test_adversarial_raises_the_loss_within_its_radius():
-    net, sample = _classifier(), _sample((_x(), _y()))
+    net, sample = _classifier(), _cut((_x(), _y()))
     canary = Adversarial(steps=20, step_size=0.1, radius=0.3)
     made = canary.made(net, sample, (_x(), _y()), _params(net))
     assert (made.input - sample.input).abs().max() <= 0.3 + 1e-6
@@ -143,12 +131,6 @@ def test_adversarial_raises_the_loss_within_its_radius():
     assert after > before + 0.1
     assert torch.equal(canary.at_step(net, made).leaves[1], sample.leaves[1])
     assert all(p.grad is None for p in net.parameters())
-
-
-def test_losses_of_the_users_own_are_used():
-    sample = _sample((_x(), _y()))
-    canary = Mislabeled(loss=lambda net, batch: batch[0].sum() * 2)
-    assert float(inputs.loss_of(canary, None, sample.batch, sample)) == float(_x()[1].sum() * 2)
 
 
 @pytest.mark.parametrize("kind", [Mislabeled, Blank, Adversarial, Crafted])
@@ -205,7 +187,7 @@ class _Sequences(nn.Module):
 )
 def test_each_says_its_limits(canary, net, batch, words):
     with pytest.raises(ValueError, match=words):
-        canary.at_step(net, canary.made(net, _sample(batch), batch, _params(net)))
+        canary.at_step(net, canary.made(net, _cut(batch), batch, _params(net)))
 
 
 # --- One sample is cut out of a batch, and put behind another, in the containers that users write.
@@ -228,30 +210,19 @@ def _cut(batch: Any, **kwargs: Any) -> inputs.Sample:
 
 @pytest.mark.parametrize("make", CONTAINERS.values(), ids=list(CONTAINERS))
 def test_the_canary_is_one_more_row_of_the_same_containers(make):
-    sample = _cut(make(_x(), _y())).with_label(7)
-    longer = inputs.appended(make(_x(), _y()), sample.with_input(torch.full((1, 4), 9.0)))
-    assert type(longer) is type(make(_x(), _y()))
+    x, y = _x(), _y()
+    batch = make(x, y)
+    sample = _cut(batch).with_label(7)
+    longer = inputs.appended(batch, sample.with_input(torch.full((1, 4), 9.0)))
+    sample.leaves[0].add_(100.0)
+    assert torch.equal(x, _x())
+    assert torch.equal(y, _y())
+    assert inputs.rows(batch) == 3
+    assert type(longer) is type(batch)
     assert inputs.rows(longer) == 4
     leaves = torch.utils._pytree.tree_leaves(longer)
     assert torch.equal(leaves[0], torch.cat([_x(), torch.full((1, 4), 9.0)]))
     assert leaves[-1].tolist() == [0, 1, 2, 7]
-
-
-@pytest.mark.parametrize("make", CONTAINERS.values(), ids=list(CONTAINERS))
-def test_the_users_tensors_are_left_alone(make):
-    x, y = _x(), _y()
-    batch = make(x, y)
-    sample = _cut(batch)
-    sample.leaves[0].add_(100.0)
-    inputs.appended(batch, sample)
-    assert torch.equal(x, _x())
-    assert torch.equal(y, _y())
-    assert inputs.rows(batch) == 3
-
-
-def test_an_empty_batch_becomes_the_canary_alone():
-    longer = inputs.appended((_x()[:0], _y()[:0]), _cut((_x(), _y())))
-    assert torch.equal(longer[0], _x()[1:2])
 
 
 def test_input_and_label_are_found_by_their_type_or_named():
@@ -260,6 +231,8 @@ def test_input_and_label_are_found_by_their_type_or_named():
     assert torch.equal(found.input, _x()[1:2])
     assert found.label_at == 2
     assert _cut(batch, input_name="far.x", label_name="id").label_at == 0
+    with pytest.raises(ValueError, match=r"label='z' must name a tensor .* \['0', '1'\]"):
+        _cut((_x(), _y()), label_name="z")
 
 
 class _Opaque:
@@ -290,11 +263,8 @@ def test_a_batch_of_another_kind_than_the_canarys_is_refused():
         inputs.appended([_x(), _y()], sample)
     with pytest.raises(ValueError, match=r"shape \(5,\), the canary has \(4,\)"):
         inputs.appended((torch.ones(2, 5), _y(2)), sample)
-
-
-def test_an_unknown_name_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match=r"label='z' must name a tensor .* \['0', '1'\]"):
-        _cut((_x(), _y()), label_name="z")
+    alone = inputs.appended((_x()[:0], _y()[:0]), sample)
+    assert torch.equal(alone[0], _x()[1:2])
 
 
 def test_any_part_of_the_mixed_batch_has_copies_and_others():

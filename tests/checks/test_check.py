@@ -85,9 +85,6 @@ def test_an_e_process_is_violated_at_its_share_of_the_significance():
     # The threshold is log(1 / (0.1 * 0.01)), 6.91.
     assert result(BY_E_VALUE, 3.0, 6.9) == ("ok", "fine", "")
     assert result(BY_E_VALUE, 7.0, -5.0) == ("violated", *WRONG)
-
-
-def test_a_check_that_warns_says_so_at_the_same_threshold():
     warns = dataclasses.replace(BY_E_VALUE, warns=True)
     assert result(warns, 6.9) == ("ok", "fine", "")
     assert result(warns, 7.0) == ("warned", *WRONG)
@@ -97,6 +94,10 @@ def test_what_was_not_looked_at_says_what_it_needs_or_what_is_known_to_lack():
     assert result(BY_E_VALUE) == ("not_run", "no look was taken", "")
     assert result(BY_E_VALUE, lack="it was dark") == ("not_run", "it was dark", "")
     assert result(BY_E_VALUE, 0.0, lack="it was dark") == ("ok", "fine", "")
+    found = BY_RULE.not_run("there was nothing", {"m": 1})
+    assert (found.status, found.message) == ("not_run", "there was nothing")
+    assert found.evidence == {"m": 1}
+    assert BY_RULE.not_run("there was nothing").evidence == {}
 
 
 def test_a_rule_judges_evidence_and_says_what_to_look_at_if_something_is_wrong():
@@ -119,16 +120,6 @@ def test_what_to_look_at_is_that_of_the_fault_which_the_evidence_shows():
         fault = odd if look_at == odd.look_at else even
         looked = case.candidate(fault, "noise").fault.look_at
         assert looked == (fault.look_at or NOISE.look_at)
-
-
-def test_a_check_that_could_not_be_made_says_why_and_shows_what_it_had():
-    found = BY_RULE.not_run("there was nothing", {"m": 1})
-    assert (found.status, found.message, found.evidence) == (
-        "not_run",
-        "there was nothing",
-        {"m": 1},
-    )
-    assert BY_RULE.not_run("there was nothing").evidence == {}
 
 
 def test_evidence_without_its_number_and_a_check_without_a_rule_are_errors():
@@ -205,41 +196,10 @@ def test_a_check_has_all_words(check):
     assert check.topic in QUESTIONS
 
 
-def test_titles_are_unique():
-    titles = [t for check in REGISTRY.values() for t in (check.title, check.failed_title)]
-    assert len(set(titles)) == len(titles)
-    meanings = [check.meaning for check in REGISTRY.values()]
-    assert len(set(meanings)) == len(meanings)
-
-
 def test_every_topic_has_a_question_and_checks():
     assert tuple(QUESTIONS) == get_args(Topic)
     assert {check.topic for check in REGISTRY.values()} == set(QUESTIONS)
     assert all(question.endswith("?") for question in QUESTIONS.values())
-
-
-@pytest.mark.parametrize(
-    ("text", "one"),
-    [
-        ("Noise is missing.", True),
-        ("Call `f(noise=...)`, once.", True),
-        ("noise is missing.", False),
-        ("Noise is missing", False),
-        ("Noise is missing. Add it.", False),
-        ("", False),
-    ],
-)
-def test_a_sentence_begins_large_and_ends_once(text, one):
-    assert is_a_sentence(text) is one
-    assert not is_a_phrase(text) or text[:1].islower()
-
-
-@pytest.mark.parametrize(
-    "text", ["look at it", "Noise", "the noise.", "the noise. And its seed", ""]
-)
-def test_a_phrase_begins_small_without_a_verb_and_does_not_end(text):
-    assert not is_a_phrase(text)
-    assert is_a_phrase("whether noise is drawn: `f(noise=...)`")
 
 
 def test_the_heading_of_a_check_without_titles_is_its_name():
@@ -259,12 +219,6 @@ def test_a_fault_has_one_headline_and_one_sentence():
             assert sentences.setdefault(fault.name, fault.sentence) == fault.sentence
 
 
-def test_every_fault_that_selftest_expects_has_a_headline():
-    expected = {fault.likely for fault in FAULTS.values() if not fault.warn_only}
-    assert expected
-    assert expected <= set(headlines())
-
-
 @pytest.mark.parametrize("name", ["noise_missing_in_tensors", "noise_repeated_in_step"])
 def test_a_fault_of_several_checks_has_a_headline_and_no_check_that_names_it_alone(name):
     assert name in headlines()
@@ -272,20 +226,18 @@ def test_a_fault_of_several_checks_has_a_headline_and_no_check_that_names_it_alo
 
 
 def test_headlines_are_short_and_unique():
+    expected = {fault.likely for fault in FAULTS.values() if not fault.warn_only}
     known = headlines()
-    assert len(set(known.values())) == len(known)
+    assert expected
+    assert expected <= set(known)
+    titles = [t for check in REGISTRY.values() for t in (check.title, check.failed_title)]
+    for texts in (known.values(), titles, [check.meaning for check in REGISTRY.values()]):
+        assert len(set(texts)) == len(texts)
     for name, headline in known.items():
         assert headline[0].isupper(), name
         assert 3 <= len(headline.split()) <= 11, name
         assert not headline.endswith("."), name
         assert not re.search(r"\d", headline), name
-
-
-def test_a_fault_without_headline_has_the_title_of_its_check(monkeypatch):
-    rule = Fault("made_up", "", "made up: nothing", "nowhere").rule(-20)
-    made_up = Check("made.up", failed_title="It fails", wrong=lambda _: True, faults=(rule,))
-    monkeypatch.setitem(REGISTRY, "made.up", made_up)
-    assert headlines()["made_up"] == "It fails"
 
 
 # --- Input and output of the rules that name a fault: the case, and candidates.
@@ -308,6 +260,8 @@ def test_a_candidate_is_where_its_finding_was_seen_and_has_its_numbers():
     case = case_of(ratio=0.5, violated_at_step=7, flagged=["a", "b"], process=1)
     fault = case.candidate(SCALE, "noise").fault
     assert (fault.place, fault.evidence) == (Place(("a", "b"), 7, 1), {"ratio": 0.5})
+    fault = case_of(parameters="net.0.bias", step=0).candidate(SCALE, "noise").fault
+    assert fault.place == Place(("net.0.bias",), 0, None)
 
 
 def test_a_step_is_at_most_the_last_one_even_if_a_loader_draws_ahead():
@@ -324,11 +278,6 @@ def test_a_rule_may_say_better_where_and_by_which_numbers():
     assert (candidate.fault.name, candidate.fault.sentence) == ("noise_scale", "smaller")
     assert (candidate.fault.place.parameters, candidate.fault.evidence) == (("c",), {"lag": 3})
     assert candidate.explains == ("reuse.lag",)
-
-
-def test_a_single_parameter_may_be_a_name_alone():
-    fault = case_of(parameters="net.0.bias", step=0).candidate(SCALE, "noise").fault
-    assert fault.place == Place(("net.0.bias",), 0, None)
 
 
 def test_shared_e_value_reaches_the_threshold_exactly_when_a_check_flags():
@@ -364,13 +313,8 @@ def test_segment_k_flags_at_one_over_k_times_k_plus_one_of_the_share():
         assert not evidence.violated
         evidence.update(evidence.threshold + 1e-9, 2)
         assert (evidence.violated, evidence.violated_at) == (True, 2)
-
-
-def test_the_weights_of_all_segments_add_up_to_one():
     assert sum(math.exp(log_weight(k)) for k in range(1, 1000)) == pytest.approx(1.0 - 1.0 / 1000)
-
-
-def test_only_tests_of_private_numbers_restart():
+    # Only tests of private numbers restart.
     assert (NOISE.test(0.01).segment, NOISE_ENTRIES.test(0.01).segment) == (0, 1)
 
 
@@ -409,6 +353,7 @@ MADE_UP = Check(
     "made.up",
     weight=3,
     group="noise",
+    failed_title="It fails",
     wrong=lambda seen: seen["much"] > 1,
     faults=(Fault("made_up", "", "made up: nothing", "nowhere").rule(-20),),
 )
@@ -441,6 +386,7 @@ def test_a_check_that_is_added_is_known_everywhere(monkeypatch):
     assert shares()["made.up"] == pytest.approx(0.9 * 3 / weights)
     assert before["noise"] * 0.99 < shares()["noise"] < before["noise"]
     assert group("noise")[-1] == "made.up"
+    assert headlines()["made_up"] == "It fails"
     assert "made.up" in entailed(REGISTRY["gradient_replaced"].faults[0])
     other = CheckResult("noise", "mechanism", "ok", "fine")
     assert in_order([found, other]) == [other, found]
@@ -588,13 +534,10 @@ def test_a_check_from_outside_is_in_report_docs_gate_and_state(site, trained):
     assert code == 2
     assert "noise.median" in output
     assert checks_of(site / "resumed")["steps.counted"]["evidence"] == {"steps": 16}
-
-
-@pytest.mark.usefixtures("trained")
-def test_a_check_from_outside_is_allowed_by_its_name(site):
     assert checks_of(site / "shifted")["noise.median"]["status"] == "allowed"
 
 
+@pytest.mark.nightly
 def test_a_check_that_cannot_be_loaded_is_named_before_a_training(tmp_path):
     installed(tmp_path, "broken", "broken = absent:CHECKS")
     script = "from lightning_audit import PrivacyAudit as A; print('here'); A()"

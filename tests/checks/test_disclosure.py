@@ -45,16 +45,13 @@ def test_a_private_check_without_violation_shows_no_number(check, status):
         assert "68" not in told.message
 
 
-def test_a_reason_without_a_number_is_kept_and_one_with_a_setting_too():
-    for text in ("the batch is too small", "set examinations=1"):
-        found = dataclasses.replace(result("coupling", "not_run"), message=text)
-        assert shown(found, SIGNIFICANCE).message == text
-
-
 def test_a_check_of_releases_is_shown_as_it_is():
     found = result("noise", "ok", log_e_value=1.2345, evidence={"smallest_ratio": 0.98765})
     assert shown(found, SIGNIFICANCE) is found
     assert not NOISE.private
+    for text in ("the batch is too small", "set examinations=1"):  # without a number of the data
+        found = dataclasses.replace(result("coupling", "not_run"), message=text)
+        assert shown(found, SIGNIFICANCE).message == text
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 7, 23, 300])
@@ -91,6 +88,11 @@ def test_a_violated_private_check_shows_two_digits_and_its_step():
         "times the claim, first at step 1017"
     )
     assert told.log_e_value == pytest.approx(53 * LN10)
+    # Names of tensors are no numbers.
+    evidence = {"findings": 1, "size": 0.123, "allowed": 0.0, "parameters": ["128.bias", "1.5.w"]}
+    found = shown(result("replay.release", "violated", evidence=evidence), 1e-3)
+    assert found.evidence["parameters"] == evidence["parameters"]
+    assert found.evidence["size"] == 0.12
 
 
 def test_rounding_changes_neither_the_status_nor_the_fault():
@@ -114,9 +116,3 @@ def test_the_report_says_once_which_numbers_are_of_the_data():
     (sentence,) = numbers_of_data(found)
     assert "noise.shape, coupling are computed from un-noised data" in sentence
     assert numbers_of_data(found[3:]) == []
-
-
-def test_names_of_tensors_are_no_numbers():
-    evidence = {"findings": 1, "size": 0.123, "allowed": 0.0, "parameters": ["128.bias", "1.5.w"]}
-    found = shown(result("replay.release", "violated", evidence=evidence), 1e-3).evidence
-    assert (found["parameters"], found["size"]) == (["128.bias", "1.5.w"], 0.12)

@@ -41,7 +41,7 @@ def test_healthy_record_violates_nothing(seed):
     assert 0 <= monitor.log_e_value < -math.log(SIGNIFICANCE)
 
 
-@pytest.mark.parametrize("fault", [{}, {"noise": 0.5}, {"shift": 3.0}, {"reuse": "same"}])
+@pytest.mark.parametrize("fault", [{}, {"reuse": "same"}])
 def test_replay_gives_the_numbers_of_the_run(fault, tmp_path):
     made, entries = simulate(80, sigma=np.geomspace(1.2, 0.8, 80), data=0.1, **fault)  # type: ignore[arg-type]
     live = AuditMonitor(made, SIGNIFICANCE)
@@ -80,7 +80,8 @@ def test_a_block_gives_the_numbers_of_its_steps_to_the_last_bit(run):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_non_finite_readings_are_counted_and_never_end_in_a_pass(column, value):
     made, entries = simulate(100)
-    assert verdict_of((made, entries)).outcome == "PASS"
+    entries[column][40, 0] = value
+    assert verdict_of((made, entries)).outcome == "PASS"  # one in a hundred is no obstacle
     entries[column][40:42, 0] = value
     monitor = monitor_of((made, entries))
     assert (monitor.lost_steps, monitor.canary_steps) == (2, 98)
@@ -88,12 +89,6 @@ def test_non_finite_readings_are_counted_and_never_end_in_a_pass(column, value):
     verdict = verdict_of((made, entries))
     assert verdict.outcome == "INCONCLUSIVE"
     assert "2 of 100 steps were lost" in verdict.pass_blockers[0]
-
-
-def test_one_lost_step_in_a_hundred_is_no_obstacle():
-    made, entries = simulate(100)
-    entries["readings"][40, 0] = np.nan
-    assert verdict_of((made, entries)).outcome == "PASS"
 
 
 def test_faults_are_flagged_although_steps_are_lost():
@@ -212,16 +207,13 @@ def flagged(checks: NoiseChannelChecks) -> set[str]:
     return {name for name, was in status(checks).items() if was in ("violated", "warned")}
 
 
-def test_every_check_has_its_share():
-    checks = run(sound).results(clips=True)
-    handed_out = {**shares(), **shares(warns=True)}
-    assert {c.name: c.share for c in checks} == {name: handed_out[name] for name in NAMES}
-    assert len(checks) == len(NAMES)
-
-
 def test_a_sound_training_is_left_alone():
     expected = dict.fromkeys(NAMES, "ok") | dict.fromkeys(OF_TENSORS, "not_run")
-    assert status(run(sound, steps=100)) == expected
+    checks = run(sound, steps=100)
+    assert status(checks) == expected
+    handed_out = {**shares(), **shares(warns=True)}
+    found = {check.name: check.share for check in checks.results(clips=True)}
+    assert found == {name: handed_out[name] for name in NAMES}
 
 
 def test_where_sums_are_not_known_shape_recurrence_and_divisor_are_tested_all_the_same():
@@ -233,11 +225,6 @@ def test_where_sums_are_not_known_shape_recurrence_and_divisor_are_tested_all_th
         "batch_normalised",
     }
     assert set(found.values()) == {"ok", "not_run"}
-
-
-def test_low_precision_is_not_tested():
-    checks = after(noise_seen(np.zeros(8), np.zeros(8), 1.0), fine=False)
-    assert set(status(checks).values()) == {"not_run"}
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
@@ -279,6 +266,9 @@ def too_much(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArra
     return np.asarray(sums + 1.3 * rng.normal(size=len(sums)))
 
 
+EXCESS = ("noise.excess", "warned")
+
+
 @pytest.mark.parametrize(
     ("release", "finding", "result"),
     [
@@ -288,14 +278,12 @@ def too_much(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArra
         (Opposite(), "reuse.forecast", "violated"),
         (with_mean, "noise.mean", "warned"),
         (too_much, "noise.excess", "warned"),
+        (lambda rng, sums, rows: sums + 5000.0 * rng.normal(size=len(sums)), *EXCESS),
     ],
 )
 def test_a_fault_is_seen_in_twenty_steps(release, finding, result):
     assert status(run(release))[finding] == result
-
-
-def test_noise_that_is_too_large_or_has_a_mean_is_no_violation():
-    for release in (with_mean, too_much):
+    if result == "warned":
         assert "violated" not in status(run(release, steps=100)).values()
 
 
@@ -388,12 +376,8 @@ def test_noise_far_above_the_claim_is_seen_without_sums_unless_clipping_is_broke
 def test_noise_that_was_added_to_the_sum_in_place_is_not_noise_of_its_parts():
     noisy = sound(np.random.default_rng(0), np.zeros(64), 16)
     assert flagged(after(noise_seen(noisy, noisy, 1.0, (), terms=16, sum_norm=40.0))) == set()
-
-
-@pytest.mark.parametrize("norm", [np.inf, np.nan])
-def test_a_sum_that_is_not_finite_elsewhere_is_no_long_sum(norm):
-    noisy = sound(np.random.default_rng(0), np.zeros(64), 16)
-    assert flagged(after(noise_seen(noisy, np.zeros(64), 1.0, (), 16, sum_norm=norm))) == set()
+    for norm in (np.inf, np.nan):  # elsewhere in the sum
+        assert flagged(after(noise_seen(noisy, np.zeros(64), 1.0, (), 16, sum_norm=norm))) == set()
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -411,11 +395,6 @@ def test_noise_below_the_rounding_of_loud_sums_is_not_judged(known, noise):
         released = rounded(rng, sums, 16)
         checks.update(noise_seen(released, single if known else None, noise, step=step))
     assert flagged(checks) == set()
-
-
-def test_noise_that_is_thousands_of_times_too_large_is_seen():
-    checks = run(lambda rng, sums, rows: sums + 5000.0 * rng.normal(size=len(sums)))
-    assert flagged(checks) == {"noise.excess"}
 
 
 def test_an_exact_zero_tells_nothing_however_large_the_claimed_noise():
@@ -439,7 +418,7 @@ def test_a_state_holds_what_the_first_steps_released_and_nothing_else():
     assert len(state(0.0)) < 5_000
 
 
-@pytest.mark.parametrize("runs", staged(heavy=[100], nightly=[600]))
+@pytest.mark.parametrize("runs", staged(heavy=[50], nightly=[600]))
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("noise", [0.5, 2.0])
 def test_correct_runs_are_not_accused(known, noise, runs):
@@ -466,27 +445,20 @@ def test_correct_runs_are_not_accused(known, noise, runs):
 # ------------------------------------------------------------------ numbers for the diagnosis
 
 
-@pytest.mark.parametrize("factor", [0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("factor", "data"),
+    [*((f, d) for f in (0.3, 0.5, 1.0) for d in (0.1, 0.5, None)), (0.0, None)],
+)
 @pytest.mark.parametrize("divided", [False, True])
-def test_the_divisor_is_told_from_noise_of_another_size(factor, divided):
-    def release(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
-        noisy = sums + factor * rng.normal(size=len(sums))
-        return np.asarray(noisy * 16.0 / rows if divided else noisy)
+def test_the_divisor_is_told_from_noise_of_another_size(factor, divided, data):
+    known = data is None
 
-    found = next(c for c in run(release).results(clips=True) if c.name == "batch_normalised")
-    assert (found.status == "violated") == divided
-
-
-@pytest.mark.parametrize("factor", [0.3, 0.5, 1.0])
-@pytest.mark.parametrize("divided", [False, True])
-@pytest.mark.parametrize("data", [0.1, 0.5])
-def test_the_divisor_is_told_without_known_sums(factor, divided, data):
     def release(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
         # A part of the sum that stays the same is taken off by what the past says.
-        noisy = sums + 0.02 * rows + factor * rng.normal(size=len(sums))
+        noisy = sums + 0.02 * rows * (not known) + factor * rng.normal(size=len(sums))
         return np.asarray(noisy * 16.0 / rows if divided else noisy)
 
-    checks = run(release, known=False, data=data, steps=40)
+    checks = run(release, known=known, data=data or 1.0, steps=20 if known else 40)
     found = next(c for c in checks.results(clips=True) if c.name == "batch_normalised")
     assert (found.status == "violated") == divided
 

@@ -36,12 +36,6 @@ def blockers(**found) -> str:
     return REGISTRY[NAME].blocks(opacus_result(**found))
 
 
-def test_nothing_is_said_of_a_training_that_uses_none_of_it():
-    found = opacus_result(empty="stepped", chance=1.0, delta=1e-5)
-    assert found.status == "ok"
-    assert REGISTRY[NAME].blocks(found) == ""
-
-
 @pytest.mark.parametrize(
     ("found", "words"),
     [
@@ -58,21 +52,17 @@ def test_what_is_not_accounted_is_a_violation_with_its_size(found, words):
     assert result.advice
 
 
-def test_what_delta_covers_is_none():
-    assert opacus_result(empty="made_up", chance=1e-6, delta=1e-5).status == "ok"
-    assert blockers(empty="left_out", chance=1e-6, delta=1e-5) == ""
-
-
 def test_a_bound_by_a_limit_theorem_prevents_a_pass_and_is_said_in_the_message():
+    assert opacus_result(empty="made_up", chance=1e-6, delta=1e-5).status == "ok"
+    none = {"empty": "stepped", "chance": 1.0}, {"empty": "left_out", "chance": 1e-6}
+    for covered in none:
+        assert blockers(**covered, delta=1e-5) == ""
+    assert "noise_multiplier is worth 0.918, not 1" in blockers(count=(1.0, 2.0))
+    assert "with probability 0.3" in blockers(empty="left_out", chance=0.3, delta=1e-5)
     found = opacus_result(gdp=True)
     assert found.status == "ok"
     assert found.message.startswith("Opacus' gdp accountant reports less")
     assert "accountant='prv'" in blockers(gdp=True)
-
-
-def test_a_small_cost_and_batches_that_may_be_left_out_prevent_a_pass_alone():
-    assert "noise_multiplier is worth 0.918, not 1" in blockers(count=(1.0, 2.0))
-    assert "with probability 0.3" in blockers(empty="left_out", chance=0.3, delta=1e-5)
 
 
 @pytest.mark.parametrize("unclipped", [0, 3, 20])
@@ -139,6 +129,7 @@ def test_attention_that_lets_padding_past_its_mask_is_named(tmp_path):
     assert found.evidence["attention"] == "net.attention"
 
 
+@pytest.mark.nightly
 def test_the_hook_of_the_page_puts_the_attention_in_order(tmp_path):
     report = report_of(tmp_path, training=InOrder, steps=4, examinations=1)
     assert {check.name: check.status for check in report.checks}["coupling"] == "ok"

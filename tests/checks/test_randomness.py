@@ -7,15 +7,7 @@ import torch
 from declared import fault_of
 from named_faults import check, faults_of, names
 from noise_steps import HEADER, noise_seen, noise_step, result_of
-from simulated_record import (
-    OVERSIZE,
-    by_name,
-    header,
-    monitor_of,
-    simulate,
-    verdict_of,
-    violated,
-)
+from simulated_record import OVERSIZE, by_name, header, monitor_of, simulate, verdict_of, violated
 from training_support import PrivateModule, digits, mlp, status, trainer_for
 
 from lightning_audit import PrivacyAudit
@@ -53,11 +45,6 @@ def found(part: float, lag: int = 1, *, steps: int = 40, every: int = 1) -> Chec
     return result_of(check)
 
 
-def test_new_noise_is_left_alone():
-    result = found(0.0)
-    assert (result.status, result.share) == ("ok", REUSE_FORECAST.share)
-
-
 @pytest.mark.parametrize(
     ("part", "lag", "words"),
     [
@@ -67,28 +54,23 @@ def test_new_noise_is_left_alone():
     ],
 )
 def test_noise_that_depends_on_the_past_is_told_so(part, lag, words):
+    new = found(0.0)
+    assert (new.status, new.share) == ("ok", REUSE_FORECAST.share)
+    apart = found(part, lag, every=FORECAST_LAGS + 1, steps=100)  # too far to be compared
+    assert (apart.status, apart.message) == ("not_run", REUSE_FORECAST.needs)
     result = found(part, lag)
     assert result.status == "violated"
     assert words in result.message
     assert result.evidence["lag"] == lag
     assert result.evidence["coefficient"] == pytest.approx(part, abs=0.05)
-    assert [rule.fault.name for rule in REUSE_FORECAST.faults if rule.applies(result.evidence)] == [
-        "noise_correlated_over_steps"
-    ]
-
-
-def test_noise_that_only_is_small_is_not_said_to_depend_on_the_past():
+    (rule,) = (rule for rule in REUSE_FORECAST.faults if rule.applies(result.evidence))
+    assert rule.fault.name == "noise_correlated_over_steps"
     check, rng = REUSE_FORECAST.new_statistic(HEADER, 1e-3), np.random.default_rng(1)
-    for step in range(30):
+    for step in range(30):  # noise that only is small
         check.update(noise_step(0.4 * rng.normal(size=256), step))
     result = result_of(check)
     assert result.status == "violated"
     assert not any(rule.applies(result.evidence) for rule in REUSE_FORECAST.faults)
-
-
-def test_steps_that_lie_too_far_apart_are_not_compared():
-    result = found(0.5, every=FORECAST_LAGS + 1, steps=100)
-    assert (result.status, result.message) == ("not_run", REUSE_FORECAST.needs)
 
 
 ENTRIES = 256
@@ -139,12 +121,9 @@ def test_fresh_noise_is_accused_at_the_stated_rate_whatever_the_data(alone):
     assert sum(found) == 0  # its share of .05 is 1e-4
 
 
-def test_a_training_that_was_never_resumed_has_no_such_check():
-    assert not NoiseRestart(NOISE_RESTARTED, HEADER, 0.05).resumed
-
-
 def test_where_the_first_steps_were_not_read_it_has_not_run():
     check = NoiseRestart(NOISE_RESTARTED, HEADER, 0.05)
+    assert not check.resumed
     check.resume({}, 40)
     check.update(noise_step(np.zeros(4), 40))
     assert restart_status(check) == "not_run"
@@ -223,10 +202,20 @@ def test_reused_noise_is_flagged_within_the_published_steps_and_named(
     assert verdict_of(record).fault.startswith(fault)
 
 
-def test_shortest_lag_of_noise_that_comes_back_is_told():
-    monitor = monitor_of(simulate(60, reuse="lag 4"))
-    assert monitor.reuse.lag == 4
-    assert "as if the noise recurred every 4 steps" in by_name(monitor)["reuse.lag"].message
+def test_a_cycle_is_told_by_its_length_whatever_data_and_noise_do():
+    record = simulate(80, reuse="lag 5", data=0.1)
+    monitor, fault = monitor_of(record), faults_of(record)[0]
+    assert monitor.reuse.lag == fault.evidence["lag"] == 5
+    assert "as if the noise recurred every 5 steps" in by_name(monitor)["reuse.lag"].message
+    assert fault.evidence["difference_ratio"] == pytest.approx(0.1, abs=0.02)
+    assert 5 <= fault.place.step < 16  # it shows from the sixth step on
+    for seen in (
+        simulate(60, reuse="same", data=[6.0, 0.1, 0.1]),  # the data of one tensor dominate
+        simulate(60, reuse="lag 2", sigma=np.geomspace(1.0, 0.9, 60)),
+    ):
+        assert "reuse.lag" in violated(monitor_of(seen))
+    assert "reuse.lag" not in violated(monitor_of(simulate(60, reuse="lag 17")))
+    assert verdict_of(simulate(60, noise=0.5)).fault.startswith("noise scale too small")
 
 
 @pytest.mark.parametrize(
@@ -247,23 +236,6 @@ def test_lag_is_the_first_that_reads_about_as_little_as_any(means, lag):
     entry["lag_count"], entry["lag_squares"] = 10.0, 10.0 * np.array(means)
     check.update(Observation.of(entry))
     assert check.lag == lag
-
-
-def test_small_noise_is_not_taken_for_reused_noise():
-    assert verdict_of(simulate(60, noise=0.5)).fault.startswith("noise scale too small")
-
-
-def test_lag_beyond_those_looked_for_is_not_flagged():
-    assert "reuse.lag" not in violated(monitor_of(simulate(60, reuse="lag 17")))
-
-
-def test_same_noise_is_flagged_although_one_tensors_data_dominate():
-    assert "reuse.lag" in violated(monitor_of(simulate(60, reuse="same", data=[6.0, 0.1, 0.1])))
-
-
-def test_same_noise_is_flagged_while_the_noise_multiplier_decays():
-    record = simulate(60, reuse="lag 2", sigma=np.geomspace(1.0, 0.9, 60))
-    assert "reuse.lag" in violated(monitor_of(record))
 
 
 BY_E_VALUE = (REUSE_LAG, REUSE_BROADCAST, REUSE_PAIR, RECURRENCE, REUSE_FORECAST, REUSE_ENTRIES)
@@ -313,14 +285,6 @@ def test_small_noise_that_comes_back_is_named_re_used_and_never_harmless(lag):
     found = [check for check in monitor.results() if check.status == "violated"]
     assert likely_faults(found, monitor, OVERSIZE)[0].finding == "reuse.lag"
     assert not loses_no_privacy(found, monitor)
-
-
-def test_evidence_of_a_cycle_is_its_length():
-    fault = faults_of(simulate(80, reuse="lag 5", data=0.1))[0]
-    assert fault.evidence["lag"] == 5
-    assert fault.evidence["difference_ratio"] == pytest.approx(0.1, abs=0.02)
-    # A lag of 5 shows from the sixth step on.
-    assert 5 <= fault.place.step < 16
 
 
 def lagged(difference: float, **forecast: float) -> dict[str, dict[str, Any]]:

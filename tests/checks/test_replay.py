@@ -32,6 +32,11 @@ def changed(size: float) -> Answer:
 
 
 def test_a_change_is_a_violation_at_the_step_where_it_was_first_seen():
+    assert tolerance_of(low_precision=True) > tolerance_of(low_precision=False)
+    seen = Coupling()
+    seen.take(0, Answer(1))
+    assert seen.result().status == "ok"
+    assert seen.result().evidence == {"replays": 1, "change": None, "step": None}
     seen = Coupling()
     for step, answer in ((0, Answer(1)), (8, changed(0.3)), (16, changed(0.5))):
         seen.take(step, answer)
@@ -39,17 +44,6 @@ def test_a_change_is_a_violation_at_the_step_where_it_was_first_seen():
     assert (result.status, seen.step, seen.replays) == ("violated", 8, 3)
     assert result.evidence["change"] == 0.3
     assert "in step 9 a record's gradient changed by 0.3 of its norm" in result.message
-
-
-def test_where_nothing_changed_nothing_measured_is_told():
-    seen = Coupling()
-    seen.take(0, Answer(1))
-    assert seen.result().status == "ok"
-    assert seen.result().evidence == {"replays": 1, "change": None, "step": None}
-
-
-def test_low_precision_rounds_more():
-    assert tolerance_of(low_precision=True) > tolerance_of(low_precision=False)
 
 
 @pytest.mark.parametrize(
@@ -72,15 +66,18 @@ def result(log: ExaminationLog, name: str):
     return next(found for found in log.results(0.05) if found.name == name)
 
 
-def test_before_anything_is_asked_no_check_ran_and_each_says_why():
+def test_counts_add_up_over_examinations():
     log = ExaminationLog(off="examinations=0")
     assert [found.name for found in log.results(0.05)] == [*REPLAY_CHECKS, REPLAY_NOISE.name]
     for found in log.results(0.05):
-        assert (found.status, found.message) == ("not_run", "examinations=0")
-        assert not found.evidence
-
-
-def test_counts_add_up_over_examinations():
+        assert (found.status, found.message, found.evidence) == ("not_run", "examinations=0", {})
+    log = ExaminationLog()
+    log.take(0, {"replay.clipping": Answer(reason=Reason.OTHER_ROWS)})
+    assert "a microbatch that shares a clip" in unanswered(result(log, "replay.clipping"))
+    log = ExaminationLog()
+    log.take(0, {"replay.release": Answer(reason="too small"), "replay.clipping": Answer(3)})
+    assert result(log, "replay.release").message == "too small"
+    assert result(log, "replay.clipping").status == "ok"
     log = ExaminationLog()
     log.take(0, {"replay.sensitivity": Answer(5), "replay.clipping": Answer(7)})
     log.take(9, {"replay.sensitivity": Answer(6)})
@@ -120,13 +117,6 @@ def test_a_size_without_end_has_none():
     json.dumps(dict(found.evidence), allow_nan=False)
 
 
-def test_a_reason_stays_with_its_question():
-    log = ExaminationLog()
-    log.take(0, {"replay.release": Answer(reason="too small"), "replay.clipping": Answer(3)})
-    assert result(log, "replay.release").message == "too small"
-    assert result(log, "replay.clipping").status == "ok"
-
-
 @pytest.mark.parametrize("leaks", [True, False])
 def test_what_leaks_into_weights_is_of_the_largest_finding(leaks):
     log, found = ExaminationLog(), Finding("the state, without a record", 0.5, 0.0)
@@ -134,12 +124,6 @@ def test_what_leaks_into_weights_is_of_the_largest_finding(leaks):
     largest = Finding("the state, without a record", 0.7, 0.0, in_weights=leaks)
     log.take(0, {"replay.release": Answer(2, (found, largest))})
     assert log.leaks_into_weights == leaks
-
-
-def test_a_microbatch_that_shares_a_clip_is_said():
-    log = ExaminationLog()
-    log.take(0, {"replay.clipping": Answer(reason=Reason.OTHER_ROWS)})
-    assert "a microbatch that shares a clip" in unanswered(result(log, "replay.clipping"))
 
 
 @pytest.mark.parametrize(
@@ -174,10 +158,7 @@ def test_one_finding_is_a_fault_and_none_is_fine(check, fault):
 def test_they_are_a_group_of_certainties_that_cost_no_significance():
     assert set(group("replay")) == {check.name for check in ALL}
     assert all(check.always and not check.share and not check.doubtful for check in ALL)
-
-
-def test_records_that_are_coupled_explain_what_their_replays_show():
-    for rule in COUPLING.faults:
+    for rule in COUPLING.faults:  # it explains what their replays show
         assert set(group("replay")) <= set(entailed(rule))
 
 

@@ -44,14 +44,14 @@ def _direction(tensor: int, *index: int) -> Direction:
     return Direction((Part(tensor, np.array(index, dtype=np.int64), value),))
 
 
-def test_claim_of_a_step_is_the_stated_one():
-    claim = PrivacyClaim(noise_multiplier=1.5, max_grad_norm=0.5, expected_batch_size=64)
-    assert stated_claim(claim) == StepClaim(1.5, 0.5, 64.0)
-
-
-@pytest.mark.parametrize("missing", ["noise_multiplier", "max_grad_norm", "expected_batch_size"])
-def test_part_that_the_claim_lacks_is_named(missing):
-    parts = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": 8.0}
+@pytest.mark.parametrize(
+    "missing", ["", "noise_multiplier", "max_grad_norm", "expected_batch_size"]
+)
+def test_claim_of_a_step_is_the_stated_one_and_what_it_lacks_is_named(missing):
+    parts = {"noise_multiplier": 1.5, "max_grad_norm": 0.5, "expected_batch_size": 64}
+    if not missing:
+        assert stated_claim(PrivacyClaim(**parts)) == StepClaim(1.5, 0.5, 64.0)
+        return
     del parts[missing]
     with pytest.raises(ValueError, match=rf"^claim\.{missing}=None must be stated"):
         stated_claim(PrivacyClaim(**parts))
@@ -74,27 +74,11 @@ def test_layout_has_the_names_of_the_outer_module():
 def test_names_may_be_those_of_the_module_or_of_the_network(given):
     module, step = _trained()
     at = {"root": module, "net": module.net, "child": module.net[0]}[given]
-    inner, outer = ["0.weight", "0.bias", "1.weight", "1.bias"], list(range(4))
-    assert step.places(inner, at, module) == dict(zip(inner, outer, strict=True))
-    full = [f"net.{name}" for name in inner]
-    assert step.places(full, at, module) == dict(zip(full, outer, strict=True))
-
-
-def test_names_in_another_order_keep_their_tensors():
-    module, step = _trained()
-    assert step.places(["1.bias", "0.weight", "0.bias", "1.weight"], module, module) == {
-        "1.bias": 3,
-        "0.weight": 0,
-        "0.bias": 1,
-        "1.weight": 2,
-    }
-
-
-def test_parameters_that_are_not_trained_may_have_gradients():
-    module, step = _trained()
-    places = step.places([name for name, _ in module.named_parameters()], module, module)
-    assert places["frozen.weight"] is None
-    assert sorted(j for j in places.values() if j is not None) == [0, 1, 2, 3]
+    places = {"1.bias": 3, "0.weight": 0, "0.bias": 1, "1.weight": 2}
+    assert step.places(list(places), at, module) == places
+    places = {f"net.{name}": number for name, number in places.items()}
+    not_trained = {"frozen.weight": None} if given == "root" else {}
+    assert step.places([*places, *not_trained], at, module) == {**places, **not_trained}
 
 
 def test_names_that_fit_two_networks_need_the_right_module():
@@ -140,23 +124,23 @@ def test_missing_or_unknown_parameter_is_named(names, told):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"),
-    [("0.weight", (4, 3, 2)), ("0.weight", (2, 3)), ("1.bias", (5, 1)), ("1.bias", ())],
+    ("name", "given", "told"),
+    [
+        ("0.weight", torch.zeros(4, 3, 2), " has shape"),
+        ("0.weight", torch.zeros(2, 3), " has shape"),
+        ("1.bias", torch.zeros(5, 1), " has shape"),
+        ("1.bias", torch.zeros(()), " has shape"),
+        ("0.weight", None, "=None must be a tensor"),
+    ],
 )
-def test_wrong_shape_is_named(name, shape):
+def test_wrong_shape_is_named(name, given, told):
     module, step = _trained()
     grads = _stacked(module.net)
     places = step.places(list(grads), module, module)
-    step.check_shapes(grads, places)
-    with pytest.raises(ValueError, match=r"grads\['.*'\] has shape"):
-        step.check_shapes({**grads, name: torch.zeros(shape)}, places)
-
-
-def test_what_is_no_tensor_is_named():
-    module, step = _trained()
-    grads = {**_stacked(module.net), "0.weight": None}
-    with pytest.raises(ValueError, match=r"grads\['0\.weight'\]=None must be a tensor"):
-        step.check_shapes(grads, step.places(list(grads), module, module))
+    for right in (grads, _stacked(module.net, batch=0)):
+        step.check_shapes(right, places)
+    with pytest.raises(ValueError, match=rf"grads\['.*'\]{told}"):
+        step.check_shapes({**grads, name: given}, places)
 
 
 # ------------------------------------------------------------------ rows
@@ -181,15 +165,6 @@ def test_rows_stand_behind_the_samples_in_new_tensors(dtype):
     assert not grown["1.weight"][4:].any()
     # Each row is handed over once.
     assert step.append(grads, step.places(list(grads), module, module)) is grads
-
-
-def test_empty_batch_gets_its_rows():
-    module, step = _trained()
-    grads = _stacked(module.net, batch=0)
-    places = step.places(list(grads), module, module)
-    step.check_shapes(grads, places)
-    step.copy_in([_direction(0, 1)], norm=3.0)
-    assert {len(g) for g in step.append(grads, places).values()} == {1}
 
 
 def test_single_rows_are_whole_gradients_of_their_own():

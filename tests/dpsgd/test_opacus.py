@@ -9,7 +9,7 @@ from opacus import PrivacyEngine, optimizers
 from opacus.grad_sample.utils import wrap_model
 from opacus.optimizers import DPOptimizer
 from pytorch_lightning.core.optimizer import LightningOptimizer
-from small_nets import Factor, Tied
+from small_nets import Tied
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -17,7 +17,7 @@ from lightning_audit.canaries import BlockPair, Dirac, Random, Spread
 from lightning_audit.canaries.gradient import place
 from lightning_audit.dpsgd import opacus
 from lightning_audit.dpsgd.protocol import CannotEnter, StepClaim, UnsupportedOptimizer
-from lightning_audit.layout import Direction, Part
+from lightning_audit.layout import Direction
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Full backward hook is firing when gradients are computed:UserWarning"
@@ -43,23 +43,14 @@ def engine_optimizer(accountant: str) -> tuple[PrivacyEngine, DPOptimizer]:
     return engine, optimizer
 
 
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
-@pytest.mark.filterwarnings("ignore:GDP accounting is experimental:UserWarning")
-@pytest.mark.parametrize("accountant", ["rdp", "gdp", "prv"])
-def test_the_accountant_and_its_sample_rate_are_read_off_the_step_hook(accountant):
-    engine, optimizer = engine_optimizer(accountant)
-    link = opacus.accountant_link(optimizer)
-    assert link.accountant is engine.accountant
-    assert link.sample_rate == pytest.approx(8 / 40)
-
-
 class HookObject:
     def __call__(self, optimizer: DPOptimizer) -> None:
         raise AssertionError("reading a hook must not call it")
 
 
-def foreign_hooks() -> Iterator[Callable[..., None]]:
+def foreign_hooks() -> Iterator[Callable[..., None] | None]:
     sample_rate = 0.25
+    yield None
     yield lambda optimizer: None
     yield lambda optimizer: print(sample_rate)
     yield functools.partial(print, sample_rate)
@@ -67,15 +58,12 @@ def foreign_hooks() -> Iterator[Callable[..., None]]:
     yield HookObject().__call__
 
 
-@pytest.mark.parametrize("hook", list(foreign_hooks()), ids=range(5))
+@pytest.mark.parametrize("hook", list(foreign_hooks()), ids=range(6))
 def test_a_foreign_hook_has_no_accountant(hook):
     optimizer = hand_made()
-    optimizer.attach_step_hook(hook)
+    if hook is not None:
+        optimizer.attach_step_hook(hook)
     assert opacus.accountant_link(optimizer) is None
-
-
-def test_a_hand_made_optimizer_has_no_accountant():
-    assert opacus.accountant_link(hand_made()) is None
 
 
 class Holds:
@@ -96,6 +84,7 @@ def deeper(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 WRAPPED: dict[str, Callable[[Callable[..., None]], Callable[..., None]]] = {
+    "itself": lambda hook: hook,
     "lambda": deeper,
     "lambda of a lambda": lambda hook: deeper(deeper(hook)),
     "partial": lambda hook: functools.partial(lambda own, optimizer: own(optimizer), hook),
@@ -106,9 +95,13 @@ WRAPPED: dict[str, Callable[[Callable[..., None]], Callable[..., None]]] = {
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
-@pytest.mark.parametrize("way", WRAPPED)
-def test_a_hook_that_is_wrapped_is_followed(way):
-    engine, optimizer = engine_optimizer("prv")
+@pytest.mark.filterwarnings("ignore:GDP accounting is experimental:UserWarning")
+@pytest.mark.parametrize(
+    ("way", "accountant"),
+    [*((way, "prv") for way in WRAPPED), ("itself", "rdp"), ("itself", "gdp")],
+)
+def test_the_accountant_and_its_rate_are_read_off_a_hook_that_may_be_wrapped(way, accountant):
+    engine, optimizer = engine_optimizer(accountant)
     optimizer.attach_step_hook(WRAPPED[way](optimizer.step_hook))
     link = opacus.accountant_link(optimizer)
     assert link.accountant is engine.accountant
@@ -156,6 +149,8 @@ def test_a_sample_is_lost_whose_gradient_is_not_finite_in_any_tensor(value):
     assert found.tolist() == [True, False, True]
     assert opacus.not_finite([rows(), rows(count=4)]) is None
     assert opacus.not_finite([]) is None
+    assert opacus.all_finite([None, torch.ones(2)])
+    assert not opacus.all_finite([None, torch.tensor([1.0, value])])
 
 
 def test_all_batches_that_wait_are_looked_at_without_the_audits_own_rows():
@@ -170,11 +165,6 @@ def test_all_batches_that_wait_are_looked_at_without_the_audits_own_rows():
 @pytest.mark.parametrize("held", [(rows(), None), (rows(), rows(count=4))])
 def test_nothing_is_told_where_the_samples_of_a_step_are_not_known(held):
     assert opacus.waiting_not_finite(params(*held), {}) is None
-
-
-def test_a_missing_tensor_is_no_loss():
-    assert opacus.all_finite([None, torch.ones(2)])
-    assert not opacus.all_finite([None, torch.tensor([1.0, torch.inf])])
 
 
 MODES = ["hooks", "functorch"]
@@ -249,39 +239,21 @@ def clipped_sums(optimizer: DPOptimizer) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_rows_are_appended_and_those_before_stay_bit_for_bit(mode):
+def test_each_appended_row_is_its_direction_at_the_stated_norm_in_any_shape(mode):
     _, step = prepared(mode)
+    assert {len(slot.shape) for slot in step.layout} == {1, 2, 4}
     before = [p.grad_sample.clone() for p in step.params]
     directions = directions_over(step)
     step.copy_in(directions, 1000 * C)
     for param, samples in zip(step.params, before, strict=True):
         assert param.grad_sample.shape == (5 + len(directions), *param.shape)
         assert torch.equal(param.grad_sample[:5], samples)
-        assert param.grad_sample.dtype == samples.dtype
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_each_row_is_its_direction_at_the_stated_norm_in_any_shape(mode):
-    _, step = prepared(mode)
-    assert {len(slot.shape) for slot in step.layout} == {1, 2, 4}
-    directions = directions_over(step)
-    step.copy_in(directions, 1000 * C)
     for row, direction in enumerate(directions):
         rows = [p.grad_sample[5 + row].double() for p in step.params]
         for got, expected in zip(rows, as_tensors(direction, step), strict=True):
             torch.testing.assert_close(got, 1000 * C * expected, rtol=1e-6, atol=0)
         norm = sum(float(r.pow(2).sum()) for r in rows) ** 0.5
         assert norm == pytest.approx(1000 * C, rel=1e-6)
-
-
-@pytest.mark.parametrize("index", [0, 1, 7, 13, 23])
-def test_a_coordinate_of_a_conv_weight_is_the_one_of_its_flat_view(index):
-    _, step = prepared()
-    assert step.layout[0].shape == (3, 2, 2, 2)
-    step.copy_in([Direction((Part(0, np.array([index]), np.ones(1)),))], 3.0)
-    row = step.params[0].grad_sample[-1].flatten()
-    assert row.nonzero().flatten().tolist() == [index]
-    assert float(row[index]) == 3.0
 
 
 @pytest.mark.parametrize(
@@ -310,6 +282,7 @@ def test_rows_join_the_accumulated_batch_that_is_asked_for(part):
     optimizer, step = prepared(batches=3)
     directions = directions_over(step)
     step.copy_in(directions, 1000 * C, part=part)
+    assert step.batch_size() == 15 + len(directions)
     for param in step.params:
         sizes = [5, 5, 5]
         sizes[part] += len(directions)
@@ -317,44 +290,6 @@ def test_rows_join_the_accumulated_batch_that_is_asked_for(part):
     assert optimizer.accumulated_iterations == 3
     step.take_out()
     assert all(len(rows) == 5 for param in step.params for rows in param.grad_sample)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_an_empty_batch_takes_canaries_and_nothing_else(mode):
-    torch.manual_seed(1)
-    model, optimizer = private(nn.Linear(4, 3), mode)
-    backward(model, torch.zeros(0, 4))
-    step = adapter(model, optimizer)
-    assert step.batch_size() == 0
-    directions = directions_over(step)
-    step.copy_in(directions, 1000 * C)
-    for got, added in zip(clipped_sums(optimizer), added_by(directions, step), strict=True):
-        torch.testing.assert_close(got, C * added, rtol=0, atol=1e-6)
-
-
-def test_no_direction_changes_no_value():
-    model, optimizer = private(conv_net())
-    backward(model, images())
-    before = [p.grad_sample.clone() for p in optimizer.params]
-    adapter(model, optimizer).copy_in([], 1000 * C)
-    assert all(map(torch.equal, before, [p.grad_sample for p in optimizer.params]))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_the_last_of_accumulated_batches_grows_and_their_number_stays(mode):
-    model, optimizer = private(conv_net(), mode)
-    backward(model, images(5))
-    backward(model, images(4))
-    step = adapter(model, optimizer)
-    assert (optimizer.accumulated_iterations, step.batch_size()) == (2, 9)
-    directions = directions_over(step)
-    first = [p.grad_sample[0] for p in step.params]
-    step.copy_in(directions, C)
-    assert optimizer.accumulated_iterations == 2
-    assert step.batch_size() == 9 + len(directions)
-    for param, earlier in zip(step.params, first, strict=True):
-        assert param.grad_sample[0] is earlier
-        assert [len(batch) for batch in param.grad_sample] == [5, 4 + len(directions)]
 
 
 @pytest.mark.parametrize("batches", [1, 2])
@@ -375,17 +310,6 @@ def test_opacus_guard_against_stale_gradients_still_raises(batches, inject):
         optimizer.clip_and_accumulate()
 
 
-def test_an_injected_step_leaves_a_clean_optimizer_after_zero_grad():
-    model, optimizer = private(conv_net())
-    step = adapter(model, optimizer)
-    for _ in range(3):
-        optimizer.zero_grad()
-        backward(model, images())
-        step.copy_in(directions_over(step), C)
-        assert step.batch_size() == 10
-        optimizer.step()
-
-
 @pytest.mark.parametrize("absent", ["deleted", "none", "empty list"])
 @pytest.mark.parametrize("batches", [1, 2])
 def test_a_parameter_without_samples_is_a_clean_error(absent, batches):
@@ -401,12 +325,10 @@ def test_a_parameter_without_samples_is_a_clean_error(absent, batches):
         return param.grad_sample if isinstance(param.grad_sample, list) else [param.grad_sample]
 
     before = [list(held(p)) for p in others]
-    copies = [[t.clone() for t in tensors] for tensors in before]
     with pytest.raises(ValueError, match=r"5\.bias holds no per-sample gradients"):
         step.copy_in(directions, C)
-    for param, tensors, values in zip(others, before, copies, strict=True):
+    for param, tensors in zip(others, before, strict=True):
         assert all(a is b for a, b in zip(held(param), tensors, strict=True))
-        assert all(map(torch.equal, tensors, values))
 
 
 @pytest.mark.parametrize(
@@ -416,7 +338,16 @@ def test_the_claims_scale_is_of_the_reduction(reduction, batches, scale):
     model, optimizer = private(conv_net(), noise_multiplier=1.5, loss_reduction=reduction)
     for _ in range(batches):
         backward(model, images())
-    assert adapter(model, optimizer).claim() == StepClaim(1.5, C, scale, batches)
+    step = adapter(model, optimizer)
+    assert step.claim() == StepClaim(1.5, C, scale, batches)
+    optimizer.noise_multiplier = 0.0
+    optimizer.step()
+    for param in optimizer.params:
+        torch.testing.assert_close(param.grad * scale, param.summed_grad)
+    optimizer.max_grad_norm, optimizer.noise_multiplier = torch.tensor(0.25), 3
+    claim = step.claim(accumulated=1)
+    assert (claim.noise_multiplier, claim.max_grad_norm) == (3.0, 0.25)
+    assert all(type(v) is float for v in (claim.max_grad_norm, claim.noise_multiplier))
 
 
 @pytest.mark.parametrize(("reduction", "scale"), [("mean", 2 * 3 * 4.0), ("sum", 1.0)])
@@ -427,80 +358,6 @@ def test_the_scale_is_that_of_all_processes(reduction, scale):
     optimizer = optimizers.DistributedDPOptimizer(plain, **{**SETTINGS, **changes})
     optimizer.world_size = 3
     assert opacus.OpacusStep(optimizer, {}).claim(accumulated=2).scale == scale
-
-
-def test_the_claim_follows_changes_and_takes_a_tensor_for_the_clipping_norm():
-    optimizer, step = prepared()
-    optimizer.max_grad_norm, optimizer.noise_multiplier = torch.tensor(0.25), 3
-    claim = step.claim()
-    assert claim == StepClaim(3.0, 0.25, 1.0)
-    assert all(type(v) is float for v in (claim.max_grad_norm, claim.noise_multiplier))
-
-
-def test_the_claimed_scale_is_what_the_sum_is_divided_by():
-    model, optimizer = private(conv_net(), loss_reduction="mean")
-    backward(model, images(5))
-    backward(model, images(4))
-    scale = adapter(model, optimizer).claim().scale
-    optimizer.step()
-    for param in optimizer.params:
-        torch.testing.assert_close(param.grad * scale, param.summed_grad)
-
-
-def test_batch_size_is_none_without_samples():
-    model, optimizer = private(conv_net())
-    step = adapter(model, optimizer)
-    assert step.batch_size() is None
-    backward(model, images(3))
-    assert step.batch_size() == 3
-
-
-def test_only_the_last_physical_batch_ends_a_logical_one():
-    model, optimizer = private(conv_net())
-    step = adapter(model, optimizer)
-    assert step.final_step_of_batch()
-    optimizer.signal_skip_step(do_skip=True)
-    optimizer.signal_skip_step(do_skip=False)
-    seen = []
-    for _ in range(2):
-        backward(model, images())
-        seen.append((step.final_step_of_batch(), step.final_step_of_batch()))
-        optimizer.step()
-        optimizer.zero_grad()
-    assert seen == [(False, False), (True, True)]  # asking twice takes nothing off the queue
-
-
-def test_frozen_parameters_are_not_in_the_layout():
-    net = conv_net()
-    net[0].weight.requires_grad_(False)
-    net[3].bias.requires_grad_(False)
-    model, optimizer = private(net)
-    backward(model, images())
-    step = adapter(model, optimizer)
-    assert [slot.name for slot in step.layout] == ["0.bias", "3.weight", "5.weight", "5.bias"]
-    step.copy_in(directions_over(step), C)
-    optimizer.step()
-    assert net[0].weight.grad is None
-
-
-def test_a_scalar_parameter_takes_its_part_of_a_canary():
-    torch.manual_seed(2)
-    model, optimizer = private(nn.Sequential(nn.Linear(3, 2), Factor()), "functorch")
-    backward(model, torch.randn(6, 3))
-    step = adapter(model, optimizer)
-    assert step.layout[2].shape == ()
-    step.copy_in([Direction((Part(2, np.array([0]), np.ones(1)),))], 5.0)
-    assert step.params[2].grad_sample.shape == (7,)
-    assert float(step.params[2].grad_sample[-1]) == 5.0
-    assert not step.params[0].grad_sample[-1].any()
-
-
-def test_a_parameter_unknown_to_the_module_is_numbered():
-    _, optimizer = private(nn.Linear(3, 2))
-    assert [s.name for s in opacus.OpacusStep(optimizer, {}).layout] == [
-        "parameter_0",
-        "parameter_1",
-    ]
 
 
 @pytest.fixture
@@ -522,33 +379,13 @@ def test_sharded_parameters_are_refused_with_advice():
             ask(optimizer)
 
 
-class FaultyOptimizer(DPOptimizer):
-    def add_noise(self) -> None:
-        """A user's own subclass is what an audit is for."""
-
-
-@pytest.mark.parametrize("kind", [DPOptimizer, FaultyOptimizer])
-def test_flat_clipping_and_a_users_own_subclass_of_it_are_accepted(kind):
-    plain = torch.optim.Adam(nn.Linear(3, 2).parameters())
-    opacus.refuse_unsupported(kind(plain, **SETTINGS))
-    assert len(opacus.OpacusStep(kind(plain, **SETTINGS), {}).params) == 2
-
-
-def test_innermost_follows_opacus_and_lightning_wrappers():
+def test_wrappers_of_opacus_and_lightning_are_followed_and_no_imitation_is_private():
     _, optimizer = private(nn.Linear(3, 2))
     plain = optimizer.original_optimizer
-    assert opacus.innermost(plain) is plain
-    assert opacus.innermost(optimizer) is plain
-    assert opacus.innermost(LightningOptimizer(optimizer)) is plain
-    assert opacus.innermost(LightningOptimizer(plain)) is plain
-
-
-def test_the_private_optimizer_is_found_itself_and_not_lightnings_imitation():
-    _, optimizer = private(nn.Linear(3, 2))
-    assert opacus.private_optimizer(optimizer) is optimizer
-    assert opacus.private_optimizer(LightningOptimizer(optimizer)) is optimizer
-    assert opacus.private_optimizer(optimizer.original_optimizer) is None
-    assert opacus.private_optimizer(LightningOptimizer(optimizer.original_optimizer)) is None
+    for one, found in ((plain, None), (optimizer, optimizer)):
+        for wrapped in (one, LightningOptimizer(one)):
+            assert opacus.innermost(wrapped) is plain
+            assert opacus.private_optimizer(wrapped) is found
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -572,16 +409,11 @@ def test_canaries_among_the_rows_change_the_clipped_sum_by_rounding(mode):
         torch.testing.assert_close(among, behind, rtol=0, atol=1e-5)
 
 
-def test_the_records_that_are_lost_are_told_in_the_order_of_the_batch():
-    _, step = prepared()
-    step.params[0].grad_sample[3] = torch.nan
-    step.copy_in(directions_over(step), C, (4,))
-    assert step.lost_rows().tolist() == [False, False, False, True, False]
-
-
 def test_rows_among_the_data_are_withdrawn_and_the_batch_is_what_it_was():
     _, step = prepared()
-    before = [p.grad_sample.clone() for p in step.params]
-    step.copy_in(directions_over(step), 1000 * C, (3,))
+    step.params[0].grad_sample[3] = torch.nan
+    before = [p.grad_sample.clone().nan_to_num() for p in step.params]
+    step.copy_in(directions_over(step), 1000 * C, (4,))
+    assert step.lost_rows().tolist() == [False, False, False, True, False]
     step.take_out()
-    assert all(map(torch.equal, before, [p.grad_sample for p in step.params]))
+    assert all(map(torch.equal, before, [p.grad_sample.nan_to_num() for p in step.params]))

@@ -40,9 +40,6 @@ NORM = 700.0
 B = 5
 
 
-# ------------------------------------------------------------------ networks
-
-
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 
@@ -64,18 +61,6 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.norm(self.embed(x))
         return self.head(self.attention(h, h, h)[0].mean(1))
-
-
-class TiedWords(nn.Module):
-    """The embedding is the head too, as language models have it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(11, 4), nn.Linear(4, 11, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.tanh(self.embed(x)))
 
 
 class Twice(nn.Module):
@@ -115,18 +100,6 @@ class Unused(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.used(x)
-
-
-class Positions(nn.Module):
-    """A positional embedding that sees no batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(11, 4), nn.Embedding(3, 4)
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.words(x) + self.places(torch.arange(3)))
 
 
 class Halves(nn.Module):
@@ -265,20 +238,15 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, dict[str, Any]]
     "mlp, functorch": (mlp, numbers(B, 4), {"mode": "functorch"}),
     "mlp, not wrapped": (mlp, numbers(B, 4), {"wrap": False}),
     "mlp of sequences": (mlp, numbers(B, 2, 4), {}),
-    "mlp, nobody": (mlp, numbers(0, 4), {}),
     "mlp, one": (mlp, numbers(1, 4), {}),
     "mlp, double": (lambda: mlp().double(), numbers(B, 4).double(), {}),
     "mlp, bfloat16": (lambda: mlp().bfloat16(), numbers(B, 4).bfloat16(), {}),
     "cnn": (cnn, numbers(B, 2, 3, 3), {}),
-    "cnn, functorch": (cnn, numbers(B, 2, 3, 3), {"mode": "functorch"}),
     "cnn, nobody": (cnn, numbers(0, 2, 3, 3), {}),
     "frozen": (frozen, numbers(B, 2, 3, 3), {}),
     "attention": (Attention, words(), {}),
-    "attention, not wrapped": (Attention, words(), {"wrap": False}),
     "tied": (Tied, numbers(B, 4), {}),
-    "tied words": (TiedWords, words(), {}),
     "twice": (Twice, numbers(B, 4), {}),
-    "twice, functorch": (Twice, numbers(B, 4), {"mode": "functorch"}),
     "no dimension": (lambda: nn.Sequential(nn.Linear(4, 3), Factor()), numbers(B, 4), {}),
 }
 
@@ -314,26 +282,8 @@ def test_rows_laid_out_give_what_appended_rows_give_to_the_bit(name):
         assert torch.equal(p, q)
 
 
-def test_no_canary_among_the_chosen_adds_no_row():
-    laid, plain = setting(mlp), setting(mlp)
-    value = loss(laid.model, numbers(B, 4))
-    assert laid.step.obstacle(Backward(None)) == ""
-    laid.step.lay_out([], NORM)
-    value.backward()
-    laid.step.conceal()
-    assert laid.step.put_in()
-    plain.backward(numbers(B, 4))
-    assert laid.step.batch_size() == B
-    assert_same(laid, plain)
-
-
-# ------------------------------------------------------------------ what cannot be laid out
-
-
 GUARDED: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, dict[str, Any], str]] = {
     "lstm": (lambda: Recurrent(DPLSTM), numbers(B, 3, 4), {}, "recurrent"),
-    "gru": (lambda: Recurrent(DPGRU), numbers(B, 3, 4), {}, "recurrent"),
-    "packed lstm": (lambda: Recurrent(DPLSTM, packed=True), numbers(B, 3, 4), {}, "recurrent"),
     "packed gru": (lambda: Recurrent(DPGRU, packed=True), numbers(B, 3, 4), {}, "recurrent"),
     "batch second": (mlp, numbers(3, B, 4), {"batch_first": False}, "not the first dimension"),
     "expanded weights": (mlp, numbers(B, 4), {"mode": "ew"}, "no module computes"),
@@ -358,54 +308,23 @@ def test_what_cannot_be_laid_out_is_said_and_copied(name):
     assert_same(guarded, plain)
 
 
-def test_without_modules_there_is_nothing_to_lay_out():
-    made = setting(mlp)
-    step = OpacusStep(made.optimizer, {})
-    value = loss(made.model, numbers(B, 4))
-    assert "no module computes" in step.obstacle(Backward(None))
-    assert "did not see the backward pass begin" in step.obstacle(Backward(None, announced=False))
-    value.backward()
-    assert not step.put_in()
-
-
-def test_a_parameter_that_took_no_part_is_said_and_left_to_opacus():
-    errors = []
-    for prepare in (True, False):
-        made = setting(Unused)
-        value = loss(made.model, numbers(B, 4))
-        if prepare:
-            assert "not every trained parameter" in made.prepare()
-        value.backward()
-        assert not made.step.put_in()
-        with pytest.raises(ValueError, match="Per sample gradient is not initialized") as raised:
-            made.optimizer.pre_step()
-        errors.append(str(raised.value))
-    assert errors[0] == errors[1]
-
-
 @pytest.mark.parametrize(
-    ("net", "batch", "sizes"),
-    [(Positions, words(), {3, B}), (Halves, numbers(B, 4), {B, 2 * B})],
-    ids=["positions", "halves"],
+    ("net", "told", "error", "words"),
+    [
+        (Unused, "not every trained parameter", ValueError, "sample gradient is not initialized"),
+        (Halves, "several sizes", RuntimeError, "stack expects each tensor to be equal size"),
+    ],
 )
-def test_layers_that_see_another_batch_are_said_and_fail_as_without_an_audit(net, batch, sizes):
+def test_layers_without_their_batch_are_said_and_fail_as_without_an_audit(net, told, error, words):
     made = setting(net)
-    value = loss(made.model, batch)
-    assert "several sizes" in made.prepare()
+    value = loss(made.model, numbers(B, 4))
+    assert told in made.prepare()
     assert_nothing_waits(made)
     value.backward()
     assert not made.step.put_in()
-    assert {len(held) for held in made.held()} == sizes
-    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+    assert {len(held) for held in made.held() if held is not None} <= {B, 2 * B}
+    with pytest.raises(error, match=words):
         made.optimizer.pre_step()
-
-
-def test_an_opacus_that_adds_in_another_way_is_said(monkeypatch):
-    monkeypatch.setattr(opacus, "opacus_adds", lambda: False)
-    made = setting(mlp)
-    loss(made.model, numbers(B, 4))
-    assert "this version of Opacus" in made.prepare()
-    assert_nothing_waits(made)
 
 
 class AddsByItself(GradSampleModule):
@@ -432,14 +351,6 @@ def test_a_hook_of_the_users_own_meets_no_buffer_of_the_audit():
     assert all(len(held) == B for held in made.held())
 
 
-def test_before_any_forward_pass_nothing_is_laid_out():
-    made = setting(mlp)
-    assert "took part in the forward pass" in made.prepare()
-    made.model.eval()
-    made.model(numbers(B, 4))
-    assert "took part in the forward pass" in made.prepare()
-
-
 def test_gradients_that_wait_already_are_said_and_the_last_of_them_grows():
     laid, copied = setting(mlp), setting(mlp)
     for made in (laid, copied):
@@ -453,6 +364,21 @@ def test_gradients_that_wait_already_are_said_and_the_last_of_them_grows():
         made.copy()
     assert [len(rows) for rows in laid.held()[0]] == [3, B + len(laid.directions)]
     assert_same(laid, copied)
+
+
+def test_no_canary_among_the_chosen_adds_no_row_and_without_modules_none_is_laid_out():
+    laid, plain = setting(mlp), setting(mlp)
+    step = OpacusStep(plain.optimizer, {})
+    laid.directions.clear()
+    laid.lay_out(numbers(B, 4))
+    value = loss(plain.model, numbers(B, 4))
+    assert "no module computes" in step.obstacle(Backward(None))
+    assert "did not see the backward pass begin" in step.obstacle(Backward(None, announced=False))
+    value.backward()
+    assert laid.step.put_in()
+    assert not step.put_in()
+    assert laid.step.batch_size() == B
+    assert_same(laid, plain)
 
 
 def test_a_second_backward_pass_in_the_step_is_no_obstacle():
@@ -527,16 +453,6 @@ def test_dropped_gradients_are_not_confirmed_and_nothing_is_left():
     assert not made.step.put_in()
     assert made.held() == [None] * 4
     assert_nothing_waits(made)
-
-
-def test_gradients_dropped_before_the_backward_pass_are_the_same_to_it():
-    """Lightning's closure clears gradients before the backward pass, some users do it late."""
-    made = setting(mlp)
-    value = loss(made.model, numbers(B, 4))
-    assert made.prepare() == ""
-    made.optimizer.zero_grad()
-    value.backward()
-    assert made.step.put_in()
 
 
 def test_one_parameter_without_its_rows_takes_them_from_all():
@@ -629,16 +545,6 @@ def test_withdrawing_before_the_backward_pass_leaves_no_trace():
     assert_same(made, plain)
 
 
-def test_withdrawing_keeps_opacus_guard_against_stale_gradients():
-    made = setting(mlp)
-    made.backward(numbers(B, 4))
-    made.copy()
-    assert made.optimizer.pre_step()
-    made.step.take_out()
-    with pytest.raises(ValueError, match="Gradients haven't been cleared"):
-        made.optimizer.clip_and_accumulate()
-
-
 def test_the_step_frees_the_gradients_although_the_adapter_knows_them():
     made = setting(mlp)
     for _ in _laid_out(made):
@@ -692,39 +598,8 @@ def test_records_without_gradients_have_zeros():
     assert whole[:4].sum(dim=(1, 2)).tolist() == [12.0, 6.0, 6.0, 0.0]
 
 
-def test_the_tensor_is_as_opacus_makes_its_own():
-    param, _ = buffer_for(batch=4)
-    theirs = torch.nn.Parameter(torch.zeros(2, 3))
-    for one in (param, theirs):
-        add(one, torch.ones(4, 3, 2, dtype=torch.float64).transpose(1, 2))
-    mine, other = getattr(param, BUFFER), getattr(theirs, BUFFER)
-    assert (mine.dtype, mine.device, mine.is_contiguous()) == (
-        other.dtype,
-        other.device,
-        other.is_contiguous(),
-    )
-
-
-def test_what_stands_there_is_no_sequence():
-    with pytest.raises(TypeError, match="not iterable"):
-        list(buffer_for(batch=4)[1])  # type: ignore[call-overload]
-
-
 def _by_position(*, param: Any, grad_sample: torch.Tensor, max_batch_len: int) -> None:
     raise IndexError(max_batch_len)
-
-
-@pytest.fixture
-def asked_anew():
-    """Whether Opacus adds is looked at again, and once more after the test."""
-    opacus_adds.cache_clear()
-    yield
-    opacus_adds.cache_clear()
-
-
-@pytest.mark.usefixtures("asked_anew")
-def test_this_version_of_opacus_adds_as_is_expected():
-    assert opacus_adds()
 
 
 def _by_method(*, param: Any, grad_sample: torch.Tensor, max_batch_len: int) -> None:
@@ -739,11 +614,19 @@ def _with_other_arguments(param: Any, gradients: torch.Tensor) -> None:
     raise AssertionError("never called with these")
 
 
-@pytest.mark.usefixtures("asked_anew")
 @pytest.mark.parametrize("other", [_by_method, _anew, _by_position, _with_other_arguments])
-def test_another_way_of_adding_is_seen(monkeypatch, other):
-    monkeypatch.setattr(opacus, "create_or_accumulate_grad_sample", other)
-    assert not opacus_adds()
+def test_another_way_of_adding_is_seen_and_said(monkeypatch, other):
+    made = setting(mlp)
+    loss(made.model, numbers(B, 4))
+    opacus_adds.cache_clear()
+    try:
+        assert opacus_adds()
+        opacus_adds.cache_clear()
+        monkeypatch.setattr(opacus, "create_or_accumulate_grad_sample", other)
+        assert "this version of Opacus" in made.prepare()
+        assert_nothing_waits(made)
+    finally:
+        opacus_adds.cache_clear()
 
 
 def batch_with_canaries(batch: int, canaries: int) -> list[torch.Tensor]:
@@ -754,6 +637,7 @@ def batch_with_canaries(batch: int, canaries: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(("batch", "canaries"), [(5, 2), (3, 3), (2, 4), (0, 3), (4, 0)])
 def test_rows_change_places_alike_and_none_is_lost(batch, canaries):
+    assert len(draw_places(None, batch, canaries)) == 0
     places = draw_places((1,), batch, canaries)
     assert len(places) <= min(batch, canaries)
     assert len(set(places.tolist())) == len(places)
@@ -784,7 +668,3 @@ def test_a_canary_stands_in_every_row_as_often_as_in_any_other(batch, canaries):
     allowed = 5.0 * np.sqrt(runs * part * (1.0 - part))
     assert np.abs(counts - runs * part).max() < allowed
     assert abs(behind - runs * canaries * part) < canaries * allowed
-
-
-def test_without_a_seed_canaries_stay_behind_the_batch():
-    assert len(draw_places(None, 5, 2)) == 0

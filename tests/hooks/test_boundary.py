@@ -13,7 +13,6 @@ from lightning_audit._validate import BadArgument
 from lightning_audit.hooks.boundary import (
     OWN_TIME,
     Boundary,
-    Handles,
     RunTime,
     around,
     attempt,
@@ -76,11 +75,6 @@ def test_deliberate_exceptions_and_interrupts_pass(kind):
     assert bool(undone) == (kind in (KeyboardInterrupt, SystemExit))
 
 
-def test_an_entry_made_outside_of_a_training_lets_all_pass():
-    with pytest.raises(MemoryError):
-        entry(fails)()
-
-
 def test_the_users_exception_passes_as_the_same_object():
     error = ValueError("theirs")
 
@@ -119,7 +113,7 @@ def test_a_pass_of_the_audits_own_ends_where_a_hook_in_it_fails(make):
     assert not went_on
 
 
-def test_what_is_under_way_is_undone_latest_first():
+def test_what_is_under_way_is_undone_latest_first_and_raises_nothing(caplog):
     boundary, undone = Boundary(), []
 
     def ours() -> None:
@@ -128,45 +122,15 @@ def test_what_is_under_way_is_undone_latest_first():
 
     inside(boundary, entry, ours)()
     assert undone[:2] == ["second", "first"]
-
-
-def test_hooks_are_removed_latest_first_and_once():
-    class Hook:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def remove(self) -> None:
-            removed.append(self.name)
-
-    boundary, removed = Boundary(), []
-
-    def ours() -> None:
-        first, second, third = Handles(), Handles(), Handles()
-        first.append(Hook("first"))
-        second += [Hook("second"), Hook("third")]
-        third.append(Hook("gone"))
-        third.remove()
-
-    inside(boundary, ours)
-    boundary.remove_hooks()
-    boundary.remove_hooks()
-    assert removed == ["gone", "third", "second", "first"]
-
-
-def test_cleaning_up_is_tried_twice_and_raises_nothing(caplog):
-    calls = []
-
-    def once() -> None:
-        calls.append(1)
-        if len(calls) == 1:
-            raise RuntimeError
-
+    once = Mock(side_effect=[RuntimeError, None])  # cleaning up is tried twice
     assert attempt(once)
     assert not attempt(fails)
     assert "cleaning up failed" in caplog.text
 
 
 def test_an_exception_is_told_by_its_type_and_the_innermost_function():
+    with pytest.raises(MemoryError):
+        entry(fails)()  # it is made outside of a training, and lets all pass
     with pytest.raises(TypeError) as raised:
         Boundary().run(None, (), {})  # type: ignore[arg-type]
     assert where(raised.value)[0] == "TypeError in hooks.boundary.timed"

@@ -56,9 +56,7 @@ def test_a_missing_tensor_is_nan_and_two_precisions_are_two_groups():
     assert np.isnan(reader.read([None, None, own[2]]).array[:3]).all()
 
 
-def test_all_readings_of_a_step_come_home_in_one_copy_also_a_step_later(
-    monkeypatch,
-):
+def test_all_readings_of_a_step_come_home_in_one_copy_also_a_step_later(monkeypatch):
     own, copies, cpu = tensors(), [], torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda t: copies.append(t) or cpu(t))
     reader = GradientReader(own, COORDINATES)
@@ -159,7 +157,7 @@ def threaded_backward(monkeypatch):
 
 @pytest.mark.training
 @pytest.mark.heavy
-@pytest.mark.heavy_one_in(9)
+@pytest.mark.heavy_one_in(18)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_backward_pass_in_another_thread_is_audited_as_in_this_one(row, tmp_path, request):
     def report(name):

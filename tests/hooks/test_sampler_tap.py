@@ -62,6 +62,14 @@ def test_each_step_on_the_batch_that_was_given_is_recognised(plain):
         plain.give([x, torch.zeros(20)])
         plain.take(x)
     assert plain.counts() == (5, 0, None)
+    plain.give(x)
+    plain.take(torch.cat([x, torch.randn(1, 5)]))  # rows are joined
+    assert plain.counts() == (6, 0, None)
+    plain.give(x)
+    plain.take(x + 0.1 * torch.randn(20, 5))  # what was changed on its way says nothing
+    plain.use.attach([plain.net], [plain.optimizer], lambda: False)
+    plain.step_on(x)  # of a replay
+    assert plain.counts() == (6, 0, None)
 
 
 def test_a_batch_of_before_is_stale_until_it_is_given_again(plain):
@@ -72,6 +80,9 @@ def test_a_batch_of_before_is_stale_until_it_is_given_again(plain):
     assert plain.counts() == (2, 1, 2)
     plain.step_on(x)
     assert plain.counts() == (3, 1, 2)
+    plain.give(other)
+    plain.take(other, x)  # a part of the step is of before
+    assert plain.counts() == (4, 2, 2)
 
 
 def test_a_batch_that_comes_again_in_its_order_is_counted(plain):
@@ -79,14 +90,6 @@ def test_a_batch_that_comes_again_in_its_order_is_counted(plain):
     for batch in (x, other, x, x.flip(0)[-20:], torch.cat([x, other]), other):
         plain.give(batch)
     assert plain.use.regiven == 2
-
-
-def test_two_equal_tensors_of_a_batch_are_one_batch(plain):
-    for x in torch.randn(5, 20, 5):
-        plain.give((x, x.clone()))  # an autoencoder's target, a language model's labels
-    assert plain.use.regiven == 0
-    plain.give((x, x.clone()))
-    assert plain.use.regiven == 1
 
 
 CONSTANT = torch.randn(20, 5, generator=torch.Generator().manual_seed(1))
@@ -117,6 +120,11 @@ def test_a_kept_batch_comes_again_beside_a_constant(plain):
     for x in torch.randn(4, 20, 5).repeat(2, 1, 1):
         plain.give((x, torch.zeros(20), 0.5, CONSTANT))
     assert plain.use.regiven == 4
+    for x in torch.randn(5, 20, 5):
+        plain.give((x, x.clone()))  # an autoencoder's target, a language model's labels
+    assert plain.use.regiven == 4
+    plain.give((x, x.clone()))
+    assert plain.use.regiven == 5
 
 
 def test_lists_of_records_come_again_with_all_of_them(plain):
@@ -136,29 +144,6 @@ def test_batches_of_few_kinds_of_rows_do_not_come_again(plain):
     assert plain.use.regiven == 0
 
 
-def test_a_part_of_a_step_may_be_of_before(plain):
-    x, other = torch.randn(2, 20, 5)
-    plain.step_on(x)
-    plain.give(other)
-    plain.take(other, x)
-    assert plain.counts() == (2, 1, 2)
-
-
-def test_parts_that_are_added_up_are_one_step(plain):
-    for part in torch.randn(3, 20, 5):
-        plain.give(part)
-        plain.net(part).sum().backward()
-    plain.optimizer.step()
-    assert plain.counts() == (1, 0, None)
-
-
-def test_rows_that_are_joined_leave_a_batch_what_it_is(plain):
-    x = torch.randn(20, 5)
-    plain.give(x)
-    plain.take(torch.cat([x, torch.randn(1, 5)]))
-    assert plain.counts() == (1, 0, None)
-
-
 def test_what_makes_no_gradient_is_no_use(plain):
     x, other = torch.randn(2, 20, 5)
     plain.step_on(x)
@@ -168,21 +153,6 @@ def test_what_makes_no_gradient_is_no_use(plain):
     plain.net(x)  # looked at, and left out of the loss
     plain.take(other)
     assert plain.counts() == (2, 0, None)
-
-
-def test_what_was_changed_on_its_way_says_nothing(plain):
-    x = torch.randn(20, 5)
-    for _ in range(3):
-        plain.give(x)
-        plain.take(x + 0.1 * torch.randn(20, 5))
-    assert plain.counts() == (0, 0, None)
-
-
-def test_replays_do_not_count(plain):
-    plain.use.attach([plain.net], [plain.optimizer], lambda: False)
-    x = torch.randn(20, 5)
-    plain.step_on(x)
-    assert plain.counts() == (0, 0, None)
 
 
 def test_nothing_of_it_is_in_a_copy_of_the_module_or_in_its_file(plain):
@@ -257,18 +227,11 @@ def loader_with(workers: int = 0) -> DataLoader:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_watched_loader_yields_what_it_would_and_all_of_it_is_seen(workers):
     plain, loader = drawn(loader_with(workers), 2), loader_with(workers)
-    watched = Watched(loader)
+    after, watched = torch.get_rng_state(), Watched(loader)
     assert drawn(loader, 2) == plain
+    assert torch.equal(torch.get_rng_state(), after)
     assert [[float(i) for i in batch] for batch in watched.batches] == plain
     assert watched.starts == 2
-
-
-def test_the_global_generator_is_left_where_it_would_be():
-    drawn(loader_with())
-    after, loader = torch.get_rng_state(), loader_with()
-    Watched(loader)
-    drawn(loader)
-    assert torch.equal(torch.get_rng_state(), after)
 
 
 def test_a_sampler_that_draws_its_order_at_once_draws_it_when_it_would():
@@ -317,10 +280,7 @@ def test_logical_batches_are_watched_where_opacus_splits_them():
     ]
     watched.tap.remove()
     assert type(loader.batch_sampler.sampler) is OwnPoisson
-
-
-def test_a_list_of_batches_is_watched_too():
-    loader = DataLoader(DATA, batch_sampler=[[0, 1], [2]])
+    loader = DataLoader(DATA, batch_sampler=[[0, 1], [2]])  # a list of batches
     watched = Watched(loader)
     assert drawn(loader) == [[0.0, 1.0], [2.0]]
     assert watched.batches == [[0, 1], [2]]

@@ -198,12 +198,7 @@ def parts(
     data = TensorDataset(torch.zeros(4))
     order = SequentialSampler(data)
     loader = DataLoader(data, batch_sampler=(sampler or BatchSampler)(order, 2, False))
-    return {
-        "optimizers": [made],
-        "loaders": loader,
-        "owners": list(callbacks),
-        "source": source,
-    }
+    return {"optimizers": [made], "loaders": loader, "owners": list(callbacks), "source": source}
 
 
 def places(finding: str, module: Any, **kwargs: Any) -> str:
@@ -229,18 +224,13 @@ def test_each_finding_is_of_the_code_that_may_cause_it():
     for finding, told in expected.items():
         found = places(finding, Inherits(), optimizer=OwnOptimizer, sampler=OwnSampler)
         assert found == told, finding
-
-
-def test_a_loader_that_fit_was_given_is_not_that_of_the_module():
+    # A loader that `fit` was given is not that of the module.
     given = DataLoader(TensorDataset(torch.zeros(4)))
     found = places("sampling.not_poisson", Lit(), sampler=OwnSampler, source=given)
     assert found == f"OwnSampler at {AT}{line_of('class OwnSampler')}"
-
-
-def test_a_step_by_hand_is_where_its_noise_is():
     module = Lit()
     assert "training_step" not in places("noise", module)
-    module.automatic_optimization = False
+    module.automatic_optimization = False  # the step by hand is where its noise is
     assert "Lit.training_step at" in places("noise", module)
 
 

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from opacus import GradSampleModule, PrivacyEngine
+from opacus import GradSampleModule
 from opacus.data_loader import DPDataLoader
 from opacus.optimizers import DPOptimizer
 from opacus.schedulers import ExponentialNoise, LambdaNoise, StepNoise
-from opacus.utils.adaptive_clipping.adaptive_clipping_utils import PrivacyEngineAdaptiveClipping
 from opacus.utils.batch_memory_manager import wrap_data_loader
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch import nn
@@ -48,22 +47,13 @@ def test_two_divisions_by_the_number_of_batches_are_said_with_what_to_write():
     (remark,) = settings.accumulation_remarks(private("mean"), 3)
     assert remark.startswith("accumulate_grad_batches=3 divides gradients twice")
     assert "Return 3 times the loss" in remark
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "batches"), [(private("mean"), 1), (private("sum"), 3), (plain(), 3)]
-)
-def test_one_division_is_not_remarked_upon(optimizer, batches):
-    assert settings.accumulation_remarks(optimizer, batches) == []
-
-
-def test_accumulation_that_opacus_forbids_is_said_before_it_raises():
+    for optimizer, batches in ((private("mean"), 1), (private("sum"), 3), (plain(), 3)):
+        assert settings.accumulation_remarks(optimizer, batches) == []
     module = GradSampleModule(torch.nn.Linear(2, 2))
-    for forbid, said in ((False, "divides gradients twice"), (True, "Opacus will end the train")):
-        if forbid:
-            module.forbid_grad_accumulation()
-        (remark,) = settings.accumulation_remarks(private("mean"), 2, module)
-        assert said in remark
+    assert settings.accumulation_remarks(private("mean"), 3, module) == [remark]
+    module.forbid_grad_accumulation()
+    (before_it_raises,) = settings.accumulation_remarks(private("mean"), 2, module)
+    assert "Opacus will end the train" in before_it_raises
 
 
 DATA = TensorDataset(torch.zeros(40, 2))
@@ -84,54 +74,12 @@ def test_signals_of_batches_that_workers_load_ahead_are_no_rest():
     assert not settings.carries_over(optimizer, 8)
     optimizer._step_skip_queue.append(True)
     assert settings.carries_over(optimizer, 8)
-
-
-def test_gradients_that_wait_for_the_end_of_their_batch_are_a_rest():
     optimizer = private()
     assert not settings.carries_over(optimizer, 2)
     optimizer.params[0].summed_grad = torch.zeros(1)
     assert not settings.carries_over(optimizer, 2)  # of a batch that has ended, and not emptied yet
     optimizer._is_last_step_skipped = True
     assert settings.carries_over(optimizer, 2)
-
-
-def made_by(engine: PrivacyEngine) -> tuple[nn.Module, DPOptimizer, Any]:
-    """A module that holds its criterion, its optimizer, and a loss."""
-    net, data = nn.Linear(2, 2), TensorDataset(torch.ones(8, 2), torch.zeros(8, dtype=torch.long))
-    wrapped, optimizer, criterion, _ = engine.make_private(
-        module=net,
-        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-        criterion=nn.CrossEntropyLoss(),
-        data_loader=DataLoader(data, batch_size=4),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        grad_sample_mode="ghost",
-    )
-    wrapped.criterion = criterion
-    return wrapped, optimizer, criterion(wrapped(torch.ones(4, 2)), torch.zeros(4).long())
-
-
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
-def test_each_argument_of_the_trainer_that_takes_from_ghost_clipping_is_said():
-    _, optimizer, _ = made_by(PrivacyEngine())
-    assert settings.ghost_remarks(optimizer, 1, None) == []
-    dropped, shortened = settings.ghost_remarks(optimizer, 3, 0.5)
-    assert "accumulate_grad_batches=3 trains on one batch in 3 only" in dropped
-    assert "gradient_clip_val=0.5 shortens the sum" in shortened
-
-
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
-def test_a_division_takes_adaptive_clipping_off_the_loss_and_is_said():
-    module, _, loss = made_by(PrivacyEngineAdaptiveClipping())
-    assert settings.adaptive_remark(module, loss) == ""
-    assert "self.automatic_optimization = False" in settings.adaptive_remark(module, loss / 1)
-    assert settings.adaptive_remark(module, torch.zeros(())) == ""
-
-
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
-def test_plain_ghost_clipping_has_nothing_to_lose_by_a_division():
-    module, _, loss = made_by(PrivacyEngine())
-    assert settings.adaptive_remark(module, loss / 1) == ""
 
 
 # --- Batches without a step: empty ones, and others at no fixed distance.
@@ -169,10 +117,7 @@ def test_an_empty_batch_without_a_step_is_left_out():
     assert not seen("sS").empty
     assert seen("sS,").empty
     assert not seen("sS,").irregular
-
-
-def test_a_training_that_adds_up_batches_is_not_taken_for_one_that_leaves_some_out():
-    assert not seen(".,s,").empty
+    assert not seen(".,s,").empty  # it adds batches up
 
 
 @pytest.mark.parametrize(
@@ -253,6 +198,7 @@ def drawing(kind: type[UniformWithReplacementSampler], rate: float) -> DataLoade
             ".*OwnBatchSampler.*",
         ),
         (DataLoader(DATA, batch_size=None), "unknown", None, ".*no batch sampler.*"),
+        (DataLoader(Stream(), batch_size=2), "not_poisson", None, ".*"),
         (iter([1, 2]), "unknown", None, ".*list_iterator.*"),
         (drawing(OwnPoisson, 0.2), "unknown", None, "DataLoader with OwnPoisson"),
         *((nothing, "unknown", None, ".*") for nothing in ([], {}, None)),
@@ -262,12 +208,8 @@ def test_how_a_loader_draws_is_told(loader, kind, rate, description):
     facts = settings.loader_facts(loader)
     assert (facts.kind, facts.sample_rate) == (kind, rate and pytest.approx(rate))
     assert re.fullmatch(description, facts.description)
-
-
-def test_a_stream_is_never_taken_for_poisson():
-    facts = settings.loader_facts(DataLoader(Stream(), batch_size=2))
-    assert facts.kind != "poisson"
-    assert facts.sample_rate is None
+    of_data = getattr(loader, "batch_sampler", None) is not None and loader.dataset is DATA
+    assert facts.records == (len(DATA) if of_data else None)
 
 
 @pytest.mark.parametrize("wrap", [list, tuple, lambda x: dict(enumerate(x)), lambda x: {"a": x}])
@@ -288,11 +230,6 @@ def test_physical_batches_are_drawn_as_the_logical_ones():
     assert settings.loader_facts(split(DataLoader(DATA, batch_size=8))).kind == "not_poisson"
     own = split(DataLoader(DATA, batch_sampler=EveryOther()))
     assert settings.loader_facts(own).description == "DataLoader with EveryOther"
-
-
-def test_number_of_records_is_that_of_the_data_set():
-    assert settings.loader_facts(poisson(0.2)).records == 40
-    assert settings.loader_facts(DataLoader(Stream(), batch_size=2)).records is None
 
 
 def test_a_loader_over_a_subset_draws_from_a_part():
@@ -333,18 +270,13 @@ def test_what_lightning_divides_by_is_left_aside():
     assert settings.reduction_of(total / 1 / 4) is None
 
 
-def test_a_loss_that_is_made_otherwise_tells_nothing():
-    total = functional.cross_entropy(X, Y, reduction="sum")
-    mean = functional.cross_entropy(X, Y)
-    losses = [total / 4, 0.5 * mean, mean + total, mean.detach(), None, X.norm()]
-    assert [settings.reduction_of(loss) for loss in losses] == [None] * len(losses)
-
-
-def test_a_sum_of_stacked_or_weighted_losses_may_be_a_mean_and_tells_nothing():
+def test_a_loss_that_is_made_otherwise_or_may_be_a_mean_tells_nothing():
     each = functional.cross_entropy(X, Y, reduction="none")
     mean = functional.mse_loss(X, ONES)
     weights = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    total = functional.cross_entropy(X, Y, reduction="sum")
     losses = [
+        *(total / 4, 0.5 * mean, mean + total, mean.detach(), None, X.norm()),
         torch.stack([each.mean(), mean]).sum(),
         torch.cat([each.mean()[None], mean[None]]).sum(),
         torch.stack([each.sum(), each.sum()]).mean(),
@@ -356,12 +288,12 @@ def test_a_sum_of_stacked_or_weighted_losses_may_be_a_mean_and_tells_nothing():
     assert settings.reduction_of(((X - ONES) ** 2).sum()) == "sum"
 
 
-def numbers_of(seed: int, drawn: int) -> list[int]:
+def numbers_of(seed: int | None, drawn: int) -> list[int]:
     """Of a process whose generator is seeded so, and that draws so many values a step."""
-    draws, generator = settings.NoiseDraws(), torch.Generator().manual_seed(seed)
+    draws, generator = settings.NoiseDraws(), torch.Generator().manual_seed(seed or 0)
 
-    def state() -> str:
-        return bytes(generator.get_state().tolist()).hex()
+    def state() -> str | None:
+        return None if seed is None else bytes(generator.get_state().tolist()).hex()
 
     for step in range(settings.STEPS + 2):
         draws.start(state())
@@ -377,30 +309,18 @@ def numbers_of(seed: int, drawn: int) -> list[int]:
         (((1, 5), (2, 5), (1, 5)), True),
         (((1, 5), (1, 0), (1, 0)), False),  # one adds noise for all, whatever the seeds
         (((1, 5), (2, 5)), False),
+        (((None, 5), (None, 5)), False),  # generators that show no state
     ],
 )
 def test_the_same_noise_in_two_processes_is_seen(processes, equal):
     assert settings.equal_draws([numbers_of(seed, drawn) for seed, drawn in processes]) == equal
 
 
-def test_a_generator_that_shows_no_state_tells_nothing():
-    draws = settings.NoiseDraws()
-    draws.start(None)
-    draws.end(0, None)
-    assert draws.numbers == [0] * settings.STEPS
-
-
 # --- Noise that follows a scheduler of Opacus, and noise that only looks like it.
-
-Changes = list[tuple[float, int]]
-
-
-def scheduled() -> DPOptimizer:
-    return private(noise_multiplier=2.0)
 
 
 def run(optimizer: DPOptimizer, steps: int, is_due: Callable[[int], bool], scheduler: Any):
-    """The noise of steps, where the scheduler is stepped behind those that are due, from 1."""
+    """The noise of steps, where the scheduler is stepped after those that are due, from 1."""
     runs = []
     for number in range(1, steps + 1):
         runs.append(Phase(optimizer.noise_multiplier, 0.1, 1))
@@ -419,7 +339,7 @@ SCHEDULERS = [
 @pytest.mark.parametrize("each", [1, 7])
 @pytest.mark.parametrize("make", SCHEDULERS)
 def test_a_scheduler_stepped_at_a_fixed_distance_is_followed(make, each):
-    optimizer = scheduled()
+    optimizer = private(noise_multiplier=2.0)
     scheduler = make(optimizer)
     changes = run(optimizer, 60, lambda number: number % each == 0, scheduler)
     assert len(changes) > 1
@@ -428,28 +348,22 @@ def test_a_scheduler_stepped_at_a_fixed_distance_is_followed(make, each):
 
 @pytest.mark.parametrize("make", SCHEDULERS)
 def test_a_scheduler_stepped_where_something_else_decides_is_not(make):
-    optimizer = scheduled()
+    optimizer = private(noise_multiplier=2.0)
     changes = run(optimizer, 60, {7, 14, 15, 28, 36, 40, 41, 44, 52}.__contains__, make(optimizer))
     assert not settings.follows_a_scheduler(changes, optimizer)
 
 
-def test_a_lambda_that_gives_another_value_when_it_is_asked_again_is_not_followed():
-    optimizer, losses = scheduled(), iter(range(100))
-    scheduler = LambdaNoise(optimizer, noise_lambda=lambda _: 1.0 / (1.0 + next(losses)))
-    assert not settings.follows_a_scheduler(
-        run(optimizer, 20, lambda _: True, scheduler), optimizer
-    )
+def fails(_: int) -> float:
+    raise IndexError
 
 
-def test_a_lambda_that_fails_is_not_followed():
-    optimizer = scheduled()
+@pytest.mark.parametrize("asked_again", [lambda n: 0.5, fails])
+def test_a_lambda_that_gives_another_value_when_it_is_asked_again_is_not_followed(asked_again):
+    optimizer = private(noise_multiplier=2.0)
     scheduler = LambdaNoise(optimizer, noise_lambda=lambda e: 1.0 / (1.0 + e))
     changes = run(optimizer, 20, lambda _: True, scheduler)
-
-    def fails(_: int) -> float:
-        raise IndexError
-
-    scheduler.noise_lambda = fails
+    assert settings.follows_a_scheduler(changes, optimizer)
+    scheduler.noise_lambda = asked_again
     assert not settings.follows_a_scheduler(changes, optimizer)
 
 
@@ -459,16 +373,16 @@ class ByTheLoss(ExponentialNoise):
 
 @pytest.mark.parametrize("kind", [None, ByTheLoss])
 def test_changes_without_a_known_scheduler_follow_none(kind):
-    optimizer, others = scheduled(), scheduled()
+    optimizer, others = private(noise_multiplier=2.0), private(noise_multiplier=2.0)
     ExponentialNoise(others, gamma=0.9)
     scheduler = kind and kind(optimizer, gamma=0.9)
-    changes: Changes = [(2.0, 5), (2.0 * 0.9, 5)]
+    changes = [(2.0, 5), (2.0 * 0.9, 5)]
     assert not settings.follows_a_scheduler(changes, optimizer)
     assert scheduler is None or scheduler.last_epoch == 0
 
 
 def test_a_change_beside_the_scheduler_is_not_followed():
-    optimizer = scheduled()
+    optimizer = private(noise_multiplier=2.0)
     scheduler = ExponentialNoise(optimizer, gamma=0.9)
     changes = run(optimizer, 30, lambda number: number % 5 == 0, scheduler)
     assert settings.follows_a_scheduler(changes, optimizer)
@@ -535,12 +449,6 @@ def test_only_what_the_private_optimizer_leaves_alone_is_looked_at_and_seen_to_c
     with torch.no_grad():
         net[1].weight.neg_()
     assert settings.fingerprints(net, net[0].parameters()) != before
-
-
-def test_entries_that_change_by_opposite_amounts_are_seen():
-    layer = nn.Linear(2, 1, bias=False)
-    nn.init.zeros_(layer.weight)
-    before = settings.fingerprints(layer, ())
     with torch.no_grad():
-        layer.weight.copy_(torch.tensor([[1.0, -1.0]]))
-    assert settings.fingerprints(layer, ()) == {"weight": (0.0, 2.0)} != before
+        net[1].weight.copy_(torch.tensor([[1.0, -1.0]]))
+    assert settings.fingerprints(net, net[0].parameters()) == {"1.weight": (0.0, 2.0)}
