@@ -95,10 +95,6 @@ FAULTY = {kind.__name__: _private(kind) for kind in (Centred, HalfNorms, SoftRoo
 
 # --- Correct trainings whose step draws random numbers, or reads inputs, in unusual ways.
 
-
-# ------------------------------------------------------------------ Opacus, random inputs
-
-
 Gradients = dict[str, torch.Tensor]
 Change = Callable[[Trains, torch.Tensor], torch.Tensor]
 
@@ -464,8 +460,6 @@ def test_bad_arguments_are_refused(arguments, message):
 
 # --- No correct training is accused by an examination, and none is changed by it.
 
-QUICK_CASES = {"Nesterov", "augmentation"}
-
 
 def trained(folder: Path, case: Correct, seed: int, *callbacks: Examination) -> torch.Tensor:
     seeded(seed)
@@ -478,9 +472,8 @@ def trained(folder: Path, case: Correct, seed: int, *callbacks: Examination) -> 
 @pytest.mark.parametrize(
     ("case", "seed"),
     staged(
-        [(case, 0) for case in CORRECT if case.name in QUICK_CASES],
-        [(case, 0) for case in CORRECT if case.name not in QUICK_CASES],
-        [(case, seed) for case in CORRECT for seed in (1, 2)],
+        heavy=[(case, 0) for case in CORRECT],
+        nightly=[(case, seed) for case in CORRECT for seed in (1, 2)],
     ),
     ids=lambda value: value.name if isinstance(value, Correct) else str(value),
 )
@@ -498,7 +491,6 @@ def test_a_correct_training_is_not_accused_and_not_changed(tmp_path, case, seed)
 
 # --- Random numbers and inputs with a domain accuse no correct training.
 
-QUICK_RANDOM = ("augmentation by NumPy", "by hand, in chunks", "logarithms, roots and arc sines")
 ALL = {"replay.sensitivity", "replay.release", "coupling", "replay.clipping", "replay.noise"}
 IN_PARTS = {"coupling", "replay.clipping", "replay.noise"}
 #: What cannot be asked; everything else must be.
@@ -513,9 +505,8 @@ NOT_ASKED_OF_RANDOM = {
 @pytest.mark.parametrize(
     ("name", "seed"),
     staged(
-        [(name, 0) for name in QUICK_RANDOM],
-        [(name, 0) for name in RANDOM_CORRECT if name not in QUICK_RANDOM],
-        [(name, seed) for name in RANDOM_CORRECT for seed in (1, 2)],
+        heavy=[(name, 0) for name in RANDOM_CORRECT],
+        nightly=[(name, seed) for name in RANDOM_CORRECT for seed in (1, 2)],
     ),
 )
 @pytest.mark.heavy_one_in(4)
