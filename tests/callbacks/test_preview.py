@@ -85,20 +85,16 @@ def test_the_root_comes_first_with_what_to_do_and_what_follows_from_it(tmp_path)
     assert "noise.tensor" in found.follows
 
 
-def test_too_few_steps_are_told_as_such(tmp_path):
-    found = previewed(tmp_path, PrivateModule(), planned={"max_steps": 10})
+def test_too_few_steps_are_told_as_such_of_data_that_are_given_as_to_fit(tmp_path):
+    module, audit = PrivateModule(), PrivacyAudit(seed=1)
+    loader = module.train_dataloader()
+    found = preview(trainer_for(tmp_path, audit, max_steps=10), module, loader)
     assert "steps, 10 are planned: too few" in str(found)
 
 
 def test_steps_without_noise_are_told_as_such(tmp_path):
     module = PrivateModule(noise_multiplier=0.0)
     assert "noise_multiplier 0 is no noise" in previewed(tmp_path, module).steps_reason
-
-
-def test_it_takes_the_data_as_fit_takes_them(tmp_path):
-    module, audit = PrivateModule(), PrivacyAudit(seed=1)
-    loader = module.train_dataloader()
-    assert preview(trainer_for(tmp_path, audit, max_epochs=3), module, loader).can_be_audited
 
 
 class SettlesLate(PrivateModule):
@@ -126,7 +122,9 @@ def test_large_first_gradients_are_followed_until_the_number_of_steps_is_known(t
 
 
 def test_an_input_canary_is_told_to_need_more_steps(tmp_path):
-    found = previewed(tmp_path, Forwarding(), canaries=[Mislabeled(amplitude=100.0)])
+    found = previewed(
+        tmp_path, Forwarding(), canaries=[Mislabeled(amplitude=100.0)], examinations=0
+    )
     assert found.optimizers[0].endswith("a canary sample in the batch")
     assert any("10 or more times as many steps" in lack for lack in found.missing)
 

@@ -525,20 +525,6 @@ def test_a_copy_from_the_middle_of_a_training_audits_another_one_meanwhile(tmp_p
     assert AuditReport.load(tmp_path / "audit" / "run-2" / "report.json").steps == 8
 
 
-def test_a_copy_from_the_middle_does_not_continue_the_training_from_its_end(tmp_path):
-    audit = PrivacyAudit(seed=1)
-    copies = Copies(audit)
-    trainer, module = trainer_for(tmp_path, audit, copies, max_steps=8), PrivateModule()
-    trainer.fit(module)
-    early = copies.taken[3 * len(copies.hooks) // 2]
-    trainer.callbacks[trainer.callbacks.index(audit)] = early
-    trainer.fit_loop.epoch_loop.max_steps = 12
-    trainer.fit(module)
-    report = early.report
-    assert report.steps == 4
-    assert any("without this audit's state" in lack for lack in report.verdict.pass_blockers)
-
-
 def test_a_callback_that_was_given_a_checkpoint_can_be_copied_with_its_claim(tmp_path):
     claim = PrivacyClaim(noise_multiplier=1.0, max_grad_norm=1.0)
     given = {"claim": claim, "allow": ["noise.mean"], "on_violation": "stop", "seed": 3}

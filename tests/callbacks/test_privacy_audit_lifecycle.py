@@ -6,7 +6,6 @@ import math
 import os
 import random
 import signal
-import threading
 import time
 from dataclasses import astuple
 from pathlib import Path
@@ -412,32 +411,6 @@ def test_a_fit_within_a_fit_is_refused_and_the_first_one_is_audited_to_its_end(
     assert report_in(tmp_path / "a").verdict.outcome != "VIOLATION"
     trainer_for(tmp_path / "c", audit, max_steps=4).fit(PrivateModule())
     assert report_in(tmp_path / "c").steps == 4
-
-
-def test_of_two_threads_the_second_is_refused(tmp_path):
-    inside, go_on = threading.Event(), threading.Event()
-
-    class Waits(pl.Callback):
-        def on_train_batch_end(self, *args: Any) -> None:
-            if args[-1] == 3:
-                inside.set()
-                assert go_on.wait(60)
-
-    audit = PrivacyAudit(seed=1)
-    first = trainer_for(tmp_path / "a", audit, Waits(), max_steps=8)
-    thread = threading.Thread(target=first.fit, args=(PrivateModule(),))
-    thread.start()
-    assert inside.wait(60)
-    try:
-        second, module = another(tmp_path / "b", audit)
-        with pytest.raises(MisconfigurationException, match="its own PrivacyAudit"):
-            second.fit(module)
-        assert second.global_step == 0
-    finally:
-        go_on.set()
-        thread.join()
-    assert report_in(tmp_path / "a").steps == 8
-    assert not report_in(tmp_path / "a").verdict.summary.count("broke off")
 
 
 def test_a_validation_of_another_trainer_leaves_the_audit_alone(tmp_path):

@@ -26,7 +26,6 @@ from lightning_audit.callbacks.trainer import refuse_trainer, show_batches
 from lightning_audit.canaries import Dirac
 from lightning_audit.hooks.sampler_tap import WatchedSampler
 from lightning_audit.record.store import RECORD_NAME, read_observations
-from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.testing.faulty import HalfNoise
 
 pytestmark = RESUMING
@@ -291,16 +290,6 @@ def test_no_output_is_a_step_left_out_in_automatic_optimization_alone(automatic)
     shown(strategy, automatic=automatic, skipped=lambda: skipped.append(1))
     assert strategy.training_step(None, 0) is None
     assert len(skipped) == automatic
-
-
-def test_a_refusal_is_lightnings_own_exception():
-    def refuse(*args: Any) -> Any:
-        raise UnauditableTraining("batches of this kind cannot be audited")
-
-    strategy = Strategy()
-    shown(strategy, admit=refuse)
-    with pytest.raises(MisconfigurationException, match="cannot be audited"):
-        strategy.training_step(1, 0)
 
 
 def test_watching_a_sampler_leaves_the_training_as_it_is(tmp_path):

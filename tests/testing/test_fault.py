@@ -98,11 +98,7 @@ def plain_optimizer() -> torch.optim.Optimizer:
         (lambda: private("ghost"), "clip_at_twice", "use a fault of the noise"),
         (private, "parts_share_memory", "must be a DPOptimizerFastGradientClipping"),
         # It would do no harm.
-        (
-            lambda: private(max_grad_norm=2.0),
-            "noise_of_squared_norm",
-            r"max_grad_norm=2\.0 must be < 1",
-        ),
+        (lambda: private(max_grad_norm=2.0), "noise_of_squared_norm", r"norm=2\.0 must be < 1"),
         (private, "noisy", r"name='noisy' must be one of .*'half_noise'"),
         (private, "not_a_number", r"train FAULTS\['not_a_number'\]\.module\(\)"),
         (plain_optimizer, "half_noise", "SGD must be the DPOptimizer"),

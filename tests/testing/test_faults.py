@@ -9,6 +9,8 @@ import pytorch_lightning as pl
 import torch
 from opacus.optimizers import DPOptimizer
 from planted import private
+from stages import staged
+from training_support import trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
 from lightning_audit.config import findings
@@ -36,23 +38,11 @@ WARNED = [f for f in FAULTS.values() if f.warn_only and not f.remarked]
 REMARKED = [fault for fault in FAULTS.values() if fault.remarked]
 #: Left to the second stage: long ones, and those that `test_privacy_audit_faults` has data for.
 SLOW = {
-    "logical_batches_run_together",
-    "noise_repeated_on_resume",
-    "gdp_accountant",
-    "noise_for_fewer_steps",
-    "clip_after_average",
-    "clip_per_tensor",
-    "half_noise",
-    "no_clipping",
-    "no_noise",
-    "noise_of_squared_multiplier",
-    "noise_averaged_over_processes",
-    "noise_over_batch",
-    "one_key_for_all_tensors",
-    "one_value_for_all_coordinates",
-    "processes_not_synchronised",
-    "records_drawn_by_every_process",
-    "record_counts_twice",
+    *("logical_batches_run_together", "noise_repeated_on_resume", "gdp_accountant"),
+    *("noise_for_fewer_steps", "clip_after_average", "clip_per_tensor", "half_noise"),
+    *("no_clipping", "no_noise", "noise_of_squared_multiplier", "noise_averaged_over_processes"),
+    *("noise_over_batch", "one_key_for_all_tensors", "one_value_for_all_coordinates"),
+    *("processes_not_synchronised", "records_drawn_by_every_process", "record_counts_twice"),
 }
 
 
@@ -70,16 +60,8 @@ def _trained(
     directory: Path, module: Any, steps: int, package: str = "pytorch_lightning", **audit: Any
 ) -> AuditReport:
     callback = PrivacyAudit(seed=1, report_dir=directory / "audit", **audit)
-    trainer = import_module(package).Trainer(
-        max_steps=steps,
-        callbacks=[callback],
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    kind = import_module(package).Trainer
+    trainer = trainer_for(directory, callback, trainer_class=kind, max_steps=steps)
     try:
         trainer.fit(module)
     except PrivacyViolation as violation:
@@ -102,7 +84,7 @@ def _violated(report: AuditReport) -> set[str]:
 
 
 @pytest.mark.parametrize("fault", [_named(f, heavy=f.name in SLOW) for f in SEEN])
-@pytest.mark.heavy_one_in(4)
+@pytest.mark.heavy_one_in(12)
 @pytest.mark.one_in(4)
 def test_fault_is_found_and_named_within_its_steps(tmp_path, fault):
     report = _report_of(fault, tmp_path)
@@ -114,7 +96,7 @@ def test_fault_is_found_and_named_within_its_steps(tmp_path, fault):
     assert saved.verdict.faults == report.verdict.faults
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly  # of two processes
 def test_a_seed_in_the_environment_does_not_make_the_processes_alike(tmp_path, monkeypatch):
     # `pl.seed_everything` leaves it there, and equal noise of two processes adds up to the claim.
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
@@ -122,38 +104,30 @@ def test_a_seed_in_the_environment_does_not_make_the_processes_alike(tmp_path, m
     assert report.verdict.outcome == "VIOLATION", report.verdict
 
 
-@pytest.mark.parametrize("fault", [_named(f, heavy=f.processes > 1) for f in WARNED])
-def test_a_harmless_fault_is_warned_of_and_fails_no_gate(tmp_path, fault):
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(f, id=f.name, marks=[pytest.mark.nightly] if f.processes > 1 else [])
+        for f in (*WARNED, *REMARKED)
+    ],
+)
+def test_a_harmless_fault_is_warned_of_or_remarked_upon_and_fails_no_gate(tmp_path, fault):
     report = _report_of(fault, tmp_path)
     assert report.verdict.outcome == fault.ends
     assert _violated(report) == set()
-    assert status_of(Row("fault", fault, ""), report) == ("warned", True)
-
-
-@pytest.mark.parametrize("fault", [_named(f, heavy=False) for f in REMARKED])
-def test_a_fault_without_a_warning_is_remarked_upon(tmp_path, fault):
-    report = _report_of(fault, tmp_path)
-    assert report.verdict.outcome == fault.ends
-    assert {check.status for check in report.checks} <= {"ok", "not_run"}
+    assert not fault.remarked or {check.status for check in report.checks} <= {"ok", "not_run"}
     assert status_of(Row("fault", fault, ""), report) == ("warned", True)
 
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=[] if kind is trainings.Training else [pytest.mark.heavy])
-        for kind in (
-            trainings.Training,
-            trainings.SplitBatches,
-            trainings.HandWritten,
-            PhysicalBatches,
-            GhostInParts,
-        )
-    ],
+    staged(
+        [trainings.Training], [trainings.SplitBatches, HandWritten, PhysicalBatches, GhostInParts]
+    ),
 )
 def test_the_same_trainings_without_a_fault_are_not_accused(tmp_path, kind):
     sound = Fault("sound", "nothing", "", training=kind)
-    by_hand = {"claim": BY_HAND_CLAIM} if kind is trainings.HandWritten else {}
+    by_hand = {"claim": BY_HAND_CLAIM} if kind is HandWritten else {}
     report = _trained(tmp_path, sound.module(), 100, **by_hand)
     assert _violated(report) == set()
     assert report.verdict.outcome != "VIOLATION"
@@ -180,7 +154,7 @@ def test_gradients_that_are_replaced_are_placed_at_the_first_such_step(tmp_path)
 
 
 @pytest.mark.parametrize("fault", [_named(f, heavy=False) for f in FAULTS.values()])
-def test_an_entry_says_what_is_found_and_within_how_many_steps(fault):
+def test_an_entry_says_what_is_found_and_within_how_many_steps_and_what_differs(fault):
     assert fault.wrong
     assert fault.met_in
     assert not fault.check or fault.check in findings()
@@ -192,6 +166,14 @@ def test_an_entry_says_what_is_found_and_within_how_many_steps(fault):
     parts = 2 if issubclass(fault.training, PhysicalBatches) else 1
     begins = faulty.SOUND_STEPS if fault.optimizer is faulty.NoiseEnds else 0
     assert fault.steps - begins <= (20 if at_once else 100 * parts)
+    if fault.optimizer is not None:
+        assert issubclass(fault.optimizer, DPOptimizer)
+        assert set(fault.settings) <= {"noise_multiplier", "max_grad_norm"}
+        return
+    own = fault.training is not Training
+    assert own or fault.audit or fault.settings or fault.trainer or fault.remarked
+    with pytest.raises(TypeError, match="is no optimizer fault"):
+        fault.apply(private())
 
 
 def test_no_class_took_the_name_of_another():
@@ -211,29 +193,8 @@ def test_a_module_joins_the_lightning_that_is_asked_for(tmp_path):
     assert report.verdict.fault.startswith("noise scale too small")
 
 
-def test_settings_of_a_planted_fault_are_settings_of_the_private_optimizer():
-    for fault in FAULTS.values():
-        if fault.optimizer is not None:
-            assert issubclass(fault.optimizer, DPOptimizer)
-            assert set(fault.settings) <= {"noise_multiplier", "max_grad_norm"}
-
-
-def test_faults_of_a_training_differ_from_a_sound_one_in_what_their_entry_states():
-    for fault in FAULTS.values():
-        own = fault.optimizer is not None or fault.training is not Training
-        assert own or fault.audit or fault.settings or fault.trainer or fault.remarked, fault.name
-
-
 def test_a_training_by_hand_comes_with_a_claim_since_no_engine_tells_its_noise():
     by_hand = [fault for fault in FAULTS.values() if issubclass(fault.training, HandWritten)]
     assert len(by_hand) > 2
     assert all(fault.audit["claim"].noise_multiplier > 0 for fault in by_hand)
     assert BY_HAND_CLAIM.sample_rate == BATCH_SIZE / RECORDS
-
-
-def test_a_fault_of_the_training_alone_can_be_planted_nowhere():
-    optimizer = private()
-    for fault in FAULTS.values():
-        if fault.optimizer is None:
-            with pytest.raises(TypeError, match="is no optimizer fault"):
-                fault.apply(optimizer)

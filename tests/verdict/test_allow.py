@@ -43,10 +43,7 @@ def test_parameters_are_named_by_a_pattern():
         ({"reason": ""}, "reason='' must say why 'no_dp' is no fault here"),
         ({"reason": " "}, "reason=' ' must say why"),
         ({"parameters": "a"}, "parameters='a' must be left out"),
-        (
-            {"finding": "unaudited", "parameters": "a", "optimizer": "b"},
-            "optimizer='b' must be left out",
-        ),
+        ({"finding": "unaudited", "parameters": "a", "optimizer": "b"}, "optimizer='b' must be"),
     ],
 )
 def test_what_is_no_exemption_is_refused_in_words(given, told):
