@@ -504,29 +504,6 @@ def test_stated_mechanism_is_audited_although_a_callback_makes_it_private_late(a
     assert_sound(audited(PlainModule(), MakePrivate("on_train_epoch_start"), claim=claim), 64)
 
 
-class WrapConfiguration(MakePrivate):
-    """Makes the optimizer private where it comes from."""
-
-    def __init__(self) -> None:
-        super().__init__("unused")
-
-    def setup(self, trainer: pl.Trainer, pl_module: PlainModule, stage: str) -> None:
-        plain = pl_module.configure_optimizers
-
-        def private() -> DPOptimizer:
-            loader = pl_module.plain_loader()
-            pl_module.net, optimizer = made_private(self.engine, pl_module.net, plain(), loader)
-            return optimizer
-
-        pl_module.configure_optimizers = private
-
-
-def test_configure_optimizers_wrapped_by_a_callback_passes(audited):
-    module = PlainModule()
-    assert_sound(audited(module, WrapConfiguration()), 64)
-    assert_no_hooks_left(module)
-
-
 # ------------------------------------------------------------------ anew each epoch
 
 
