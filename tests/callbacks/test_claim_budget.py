@@ -14,6 +14,7 @@ from opacus import GradSampleModule
 from opacus.schedulers import ExponentialNoise
 from opacus.utils.batch_memory_manager import wrap_data_loader
 from resume_support import RESUMING, checkpoint_at, saver, train
+from stages import staged
 from torch.nn import functional
 from torch.utils.data import DataLoader
 from trained import check, cut, private, weights
@@ -120,15 +121,14 @@ class SplitBatches(PrivateModule):
 
 @pytest.mark.parametrize(
     ("make", "claim", "planned"),
-    [
-        (PrivateModule, None, {}),
-        (ManualModule, None, {}),
-        (RawOptimizer, None, {}),
-        (both_step, None, {}),
-        (SplitBatches, None, {}),
-        (private(make_poisson=False), None, {"accumulate_grad_batches": 2}),
-        (HandWritten, dataclasses.replace(CLAIM, sample_rate=0.05), {}),
-    ],
+    staged(
+        [
+            *((kind, None, {}) for kind in (PrivateModule, both_step, SplitBatches)),
+            (private(make_poisson=False), None, {"accumulate_grad_batches": 2}),
+            (HandWritten, dataclasses.replace(CLAIM, sample_rate=0.05), {}),
+        ],
+        nightly=[(ManualModule, None, {}), (RawOptimizer, None, {})],
+    ),
 )
 def test_a_claim_that_one_step_exceeds_is_a_violation_before_it(tmp_path, make, claim, planned):
     audit = PrivacyAudit(claim=claim, claimed_epsilon=1e-3, seed=1)
@@ -176,7 +176,8 @@ def audit_of_two_epochs(**kwargs: Any) -> PrivacyAudit:
 
 
 @pytest.mark.parametrize(
-    "planned", [{}, {"limit_train_batches": 5}, {"min_epochs": 3}, {"max_steps": 17}]
+    "planned",
+    staged([{"max_steps": 17}], nightly=[{}, {"limit_train_batches": 5}, {"min_epochs": 3}]),
 )
 def test_epochs_that_exceed_the_claim_are_a_violation_before_the_first_step(tmp_path, planned):
     report = refused(tmp_path, Shuffled(), audit_of_two_epochs(), max_epochs=3, **planned)
@@ -196,13 +197,16 @@ class AfterTwoEpochs(pl.callbacks.EarlyStopping):
 
 @pytest.mark.parametrize(
     ("planned", "callbacks", "steps"),
-    [
-        ({"max_epochs": 2}, [], 16),
-        ({"max_epochs": 9, "max_steps": 16}, [], 16),
-        ({"max_epochs": 9, "max_steps": 8, "accumulate_grad_batches": 2}, [], 8),
-        ({"max_epochs": -1, "max_steps": 16}, [], 16),
-        ({"max_epochs": 9}, [AfterTwoEpochs()], 16),
-    ],
+    staged(
+        [
+            ({"max_epochs": 9, "max_steps": 8, "accumulate_grad_batches": 2}, [], 8),
+            ({"max_epochs": 9}, [AfterTwoEpochs()], 16),
+        ],
+        nightly=[
+            ({"max_epochs": 2}, [], 16),
+            *(({"max_epochs": epochs, "max_steps": 16}, [], 16) for epochs in (9, -1)),
+        ],
+    ),
 )
 def test_epochs_that_keep_to_the_claim_or_may_end_before_are_trained(
     tmp_path, planned, callbacks, steps
@@ -270,7 +274,9 @@ class EachStep(PrivateModule):
         ExponentialNoise(self.optimizers().optimizer, gamma=0.99).step()
 
 
-@pytest.mark.parametrize(("kind", "sigma", "claimed"), [(Falling, 1.0, 3.0), (EachStep, 2.0, 1.0)])
+@pytest.mark.parametrize(
+    ("kind", "sigma", "claimed"), staged([(Falling, 1.0, 3.0)], nightly=[(EachStep, 2.0, 1.0)])
+)
 def test_noise_that_falls_is_counted_as_it_falls(tmp_path, kind, sigma, claimed):
     report = trained(tmp_path, kind(noise_multiplier=sigma), claimed_epsilon=claimed)
     assert (32 if kind is Falling else 1) < report.steps < PLANNED
@@ -290,6 +296,7 @@ def test_a_resumed_training_has_what_is_left(tmp_path):
     assert 20 < whole.steps == resumed.steps < PLANNED
 
 
+@pytest.mark.nightly  # the one before resumes as well
 def test_who_goes_on_where_nothing_is_left_takes_no_step_more(tmp_path):
     first, audit = (
         PrivacyAudit(claimed_epsilon=CLAIMED, seed=1, on_budget="stop") for _ in range(2)

@@ -2,7 +2,8 @@
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,15 +12,12 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from correct_steps import CORRECT, Correct, Trains, mlp
-from hand_written_support import CLAIM, HandWritten
+from hand_written_support import BATCH, CLAIM, Gradients, HandWritten, sample_norms
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from opacus.data_loader import DPDataLoader
 from opacus.optimizers import DPOptimizer
 from stages import staged
 from torch import nn
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 from trained import violated, weights
 from training_matrix import ROWS, Row
 from training_support import PrivateModule, digits, trainer_for
@@ -95,11 +93,6 @@ FAULTY = {kind.__name__: _private(kind) for kind in (Centred, HalfNorms, SoftRoo
 
 # --- Correct trainings whose step draws random numbers, or reads inputs, in unusual ways.
 
-
-# ------------------------------------------------------------------ Opacus, random inputs
-
-
-Gradients = dict[str, torch.Tensor]
 Change = Callable[[Trains, torch.Tensor], torch.Tensor]
 
 
@@ -187,112 +180,76 @@ class CodesAmongFloats(Trains):
 # ------------------------------------------------------------------ by hand
 
 
-class ByHand(Trains):
-    """DP-SGD by hand: hand the gradients over, clip, add noise, update."""
+class ByHand(HandWritten):
+    """DP-SGD by hand on digits."""
 
-    size = 32
-    claim: ClassVar[PrivacyClaim] = PrivacyClaim(
-        noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=32, sample_rate=32 / 512
-    )
+    claim: ClassVar[PrivacyClaim] = replace(CLAIM, sample_rate=BATCH / 512)
 
     def __init__(self) -> None:
-        super().__init__(mlp())
-        self.automatic_optimization = False
-        self.coins = torch.Generator().manual_seed(3)
+        super().__init__(dataset=digits())
+        self.net, self.coins = mlp(), torch.Generator().manual_seed(3)
 
-    def train_dataloader(self) -> DataLoader[Any]:
-        return DPDataLoader.from_data_loader(DataLoader(digits(), batch_size=self.size))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.net.parameters(), lr=0.05)
-
-    def seen(self, x: torch.Tensor) -> torch.Tensor:
-        """What the net sees of the records."""
-        return x
-
-    def gradients(self, x: torch.Tensor, y: torch.Tensor) -> Gradients:
-        params = {name: p.detach() for name, p in self.net.named_parameters()}
-
-        def loss(params: Gradients, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return functional.cross_entropy(functional_call(self.net, params, (x[None],)), y[None])
-
-        return vmap(grad(loss), (None, 0, 0))(params, self.seen(x), y)
-
-    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[Gradients]:
-        """Per-sample gradients that are handed over and clipped together."""
-        yield lightning_audit.per_sample(self.gradients(x, y), module=self)
-
-    def factors(self, norms: torch.Tensor) -> torch.Tensor:
-        return (1.0 / (norms + 1e-9)).clamp(max=1.0)
-
-    def noise(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.randn_like(like)
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        sums = {name: torch.zeros_like(p) for name, p in self.net.named_parameters()}
-        for grads in self.parts(*batch):
-            norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads.values()]).norm(dim=0)
-            factors = self.factors(norms)
-            for name, g in grads.items():
-                sums[name] += torch.einsum("i,i...", factors, g)
+    def write_sums(self, parts: list[Gradients]) -> None:
         for name, p in self.net.named_parameters():
-            p.grad = (sums[name] + self.noise(sums[name])) / self.size
+            p.grad = (sum(part[name] for part in parts) + self.noise(p)) / BATCH
         self.optimizers().step()
 
 
 class DropsAndNoise(ByHand):
     """One generator, made in each step, leaves rows out and draws the noise."""
 
-    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+    def clipped_sums(self, grads: Gradients) -> Gradients:
         self.fresh = torch.Generator().manual_seed(int(torch.randint(2**40, ())))
-        return super().factors(norms) * (torch.rand(len(norms), generator=self.fresh) < 0.8)
+        kept = (torch.rand(len(sample_norms(grads)), generator=self.fresh) < 0.8).float()
+        clipped = (1.0 / (sample_norms(grads) + 1e-9)).clamp(max=1.0)
+        return {name: torch.einsum("i,i...", kept * clipped, g) for name, g in grads.items()}
 
-    def noise(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.randn(like.shape, generator=self.fresh)
+    def noise(self, p: torch.Tensor) -> torch.Tensor:
+        return torch.randn(p.shape, generator=self.fresh)
 
 
 class DrawsOfContent(ByHand):
     """Numbers behind the hand-over for rows that are not zero alone."""
 
-    def factors(self, norms: torch.Tensor) -> torch.Tensor:
-        torch.rand(int((norms > 0).sum()))
-        return super().factors(norms)
+    def clipped_sums(self, grads: Gradients) -> Gradients:
+        torch.rand(int((sample_norms(grads) > 0).sum()))
+        return super().clipped_sums(grads)
 
 
 class Chunks(ByHand):
     """Chunks of records are augmented, by a generator of the module, and handed over together."""
 
-    chunk = 8
-
-    def seen(self, x: torch.Tensor) -> torch.Tensor:
-        return x + 0.3 * torch.randn(x.shape, generator=self.coins)
-
-    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[Gradients]:
-        for begin in range(0, len(x), self.chunk):
-            chosen = slice(begin, begin + self.chunk)
-            yield lightning_audit.per_sample(self.gradients(x[chosen], y[chosen]), module=self)
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        parts = []
+        for x, y in zip(*(part.split(8) for part in batch), strict=True):
+            seen = x + 0.3 * torch.randn(x.shape, generator=self.coins)
+            parts.append(self.clipped_sums(self.sample_gradients((seen, y))))
+        self.write_sums(parts)
 
 
 class RowsFirst(ByHand):
     """`rows` ahead of a loop that augments each record."""
 
-    def seen(self, x: torch.Tensor) -> torch.Tensor:
-        return x + 0.3 * torch.randn_like(x)
-
-    def parts(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[Gradients]:
-        for own in lightning_audit.rows(module=self):
-            yield {name: g[None] for name, g in own.items()}
-        for row in range(len(x)):
-            yield self.gradients(x[row : row + 1], y[row : row + 1])
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.ask = False
+        parts = [
+            self.clipped_sums({name: g[None] for name, g in own.items()})
+            for own in lightning_audit.rows(module=self)
+        ]
+        for x, y in zip(*(part.split(1) for part in batch), strict=True):
+            parts.append(
+                self.clipped_sums(self.sample_gradients((x + 0.3 * torch.randn_like(x), y)))
+            )
+        self.write_sums(parts)
 
 
 class UnseenNoise(ByHand):
     """Noise that nothing can set: torch seeds it of the system's entropy itself."""
 
-    def noise(self, like: torch.Tensor) -> torch.Tensor:
+    def noise(self, p: torch.Tensor) -> torch.Tensor:
         own = torch.Generator()
         own.seed()
-        return torch.randn(like.shape, generator=own)
+        return torch.randn(p.shape, generator=own)
 
 
 def _net(kind: type[Trains]) -> Callable[[], Trains]:
@@ -464,8 +421,6 @@ def test_bad_arguments_are_refused(arguments, message):
 
 # --- No correct training is accused by an examination, and none is changed by it.
 
-QUICK_CASES = {"Nesterov", "augmentation"}
-
 
 def trained(folder: Path, case: Correct, seed: int, *callbacks: Examination) -> torch.Tensor:
     seeded(seed)
@@ -478,9 +433,8 @@ def trained(folder: Path, case: Correct, seed: int, *callbacks: Examination) -> 
 @pytest.mark.parametrize(
     ("case", "seed"),
     staged(
-        [(case, 0) for case in CORRECT if case.name in QUICK_CASES],
-        [(case, 0) for case in CORRECT if case.name not in QUICK_CASES],
-        [(case, seed) for case in CORRECT for seed in (1, 2)],
+        heavy=[(case, 0) for case in CORRECT],
+        nightly=[(case, seed) for case in CORRECT for seed in (1, 2)],
     ),
     ids=lambda value: value.name if isinstance(value, Correct) else str(value),
 )
@@ -498,7 +452,6 @@ def test_a_correct_training_is_not_accused_and_not_changed(tmp_path, case, seed)
 
 # --- Random numbers and inputs with a domain accuse no correct training.
 
-QUICK_RANDOM = ("augmentation by NumPy", "by hand, in chunks", "logarithms, roots and arc sines")
 ALL = {"replay.sensitivity", "replay.release", "coupling", "replay.clipping", "replay.noise"}
 IN_PARTS = {"coupling", "replay.clipping", "replay.noise"}
 #: What cannot be asked; everything else must be.
@@ -513,9 +466,8 @@ NOT_ASKED_OF_RANDOM = {
 @pytest.mark.parametrize(
     ("name", "seed"),
     staged(
-        [(name, 0) for name in QUICK_RANDOM],
-        [(name, 0) for name in RANDOM_CORRECT if name not in QUICK_RANDOM],
-        [(name, seed) for name in RANDOM_CORRECT for seed in (1, 2)],
+        heavy=[(name, 0) for name in RANDOM_CORRECT],
+        nightly=[(name, seed) for name in RANDOM_CORRECT for seed in (1, 2)],
     ),
 )
 @pytest.mark.heavy_one_in(4)

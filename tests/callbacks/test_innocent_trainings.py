@@ -8,6 +8,7 @@ from hand_written_support import BATCH, CLAIM, CLIP, RECORDS, SIGMA, HandWritten
 from opacus import GradSampleModule
 from opacus.data_loader import DPDataLoader
 from opacus.optimizers import DPOptimizer
+from stages import staged
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -120,7 +121,7 @@ class Bare(OnWeights):
     scale = 0.0
 
 
-@pytest.mark.parametrize("steps", [1, 6])
+@pytest.mark.parametrize("steps", staged([6], nightly=[1]))
 def test_noise_on_the_weights_is_not_missing_and_nothing_is_proved_without_it(tmp_path, steps):
     report = audited(tmp_path, OnWeights(), steps)
     assert report.verdict.outcome == "INCONCLUSIVE"

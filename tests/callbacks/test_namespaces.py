@@ -11,6 +11,7 @@ import pytorch_lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException as UnifiedRefusal
 from lightning_fabric.utilities.exceptions import MisconfigurationException as StandaloneRefusal
+from stages import staged
 from trained import UnifiedModule
 from training_support import (
     ManualTraining,
@@ -127,7 +128,7 @@ def at_fit_end(directory: Path, package: Any) -> None:
     trained(directory, package, Wrapped, PrivacyAudit(num_canaries=3), ckpt_path=path)
 
 
-@pytest.mark.parametrize("name", PACKAGES)
+@pytest.mark.parametrize("name", staged([*PACKAGES][:1], nightly=[*PACKAGES][1:]))
 @pytest.mark.parametrize(
     ("refused", "words"),
     [

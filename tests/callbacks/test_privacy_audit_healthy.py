@@ -71,7 +71,7 @@ def _passes(report: AuditReport) -> None:
     assert violated(report) == []
 
 
-@pytest.mark.parametrize("mode", ["hooks", "functorch"])
+@pytest.mark.parametrize("mode", staged(["hooks"], nightly=["functorch"]))
 def test_sound_training_passes_and_leaves_a_report(trained, mode):
     done = trained(*([] if mode == "hooks" else [private(mode=mode)]))
     report, spent = done.report, done.report.epsilon_spent
@@ -109,7 +109,7 @@ class Scheduled(PrivateModule):
     ("make", "steps", "trainer"),
     staged(
         quick=[(Scheduled, 64, {}), (PrivateModule, 64, {"precision": "bf16-mixed"})],
-        heavy=[(private(noise_multiplier=0.6, max_grad_norm=0.3), 160, {})],
+        nightly=[(private(noise_multiplier=0.6, max_grad_norm=0.3), 160, {})],
     ),
 )
 def test_sound_training_of_another_kind_passes(audited, make, steps, trainer):
@@ -158,7 +158,7 @@ def test_stated_sample_rate_composes_epsilons_without_accountant(audited):
 
 
 def test_claimed_epsilon_without_sample_rate_is_inconclusive(audited):
-    verdict = audited(HandBuilt(), claimed_epsilon=8.0).verdict
+    verdict = audited(HandBuilt(), claimed_epsilon=8.0, steps=8).verdict
     assert (verdict.outcome, verdict.exit_code) == ("INCONCLUSIVE", 2)
     assert any("the sample rate is unknown" in lack for lack in verdict.pass_blockers)
     assert any("PrivacyClaim(sample_rate=" in lack for lack in verdict.pass_blockers)
@@ -179,6 +179,7 @@ def test_claimed_epsilon_without_sample_rate_is_inconclusive(audited):
     ids=["nesterov", "decay", "maximize", "adamw", "fused", "rmsprop", "adagrad", "nadam"],
 )
 @pytest.mark.one_in(8)
+@pytest.mark.heavy_one_in(7)
 def test_no_optimizer_of_torch_counts_as_replacing_the_gradient(audited, kind, settings):
     report = audited(PrivateModule(inner=lambda params: kind(params, **settings)), steps=32)
     assert status(report, "gradient_replaced") == "ok"
@@ -252,7 +253,7 @@ def assert_same_model(plain: torch.Tensor, audited: torch.Tensor, tolerance: flo
 @pytest.mark.parametrize(
     ("inner", "canaries", "steps", "seeded"),
     staged(
-        [("sgd", None, 64, False), ("sgd", [Constant(), Random(moving=True)], 32, True)],
+        [("sgd", None, 32, False), ("sgd", [Constant(), Random(moving=True)], 32, True)],
         nightly=[(inner, None, 200, False) for inner in ("sgd", "adam", "momentum")],
     ),
 )
@@ -272,15 +273,13 @@ def test_audited_model_is_the_unaudited_one_and_every_generator_is_where_it_woul
     assert torch.equal(*(own.get_state() for *_, own in ends))
 
 
-@pytest.mark.parametrize(
-    "kind", [PhysicalBatches, pytest.param(GhostInParts, marks=pytest.mark.heavy)]
-)
+@pytest.mark.parametrize("kind", staged([PhysicalBatches], nightly=[GhostInParts]))
 def test_canaries_in_any_part_of_a_split_batch_leave_the_model_as_it_would_be(tmp_path, kind):
     ends = []
     for audits in ([], [PrivacyAudit(seed=1)]):
         torch.manual_seed(3)
         module = Fault("sound", "nothing", "", training=kind).module(pl.LightningModule)
-        trainer_for(tmp_path, *audits, max_steps=101).fit(module)
+        trainer_for(tmp_path, *audits, max_steps=41).fit(module)
         ends.append(weights(module).double())
     assert_same_model(*ends)
     _, entries = read_observations(tmp_path / "audit" / "observations.bin")
@@ -377,6 +376,7 @@ def test_signal_is_one_and_noise_is_as_claimed(audited, row):
     "row", staged(quick=COMPARED, nightly=[row for row in ROWS if row not in COMPARED]), ids=name_of
 )
 @pytest.mark.one_in(3)
+@pytest.mark.heavy_one_in(6)
 def test_model_is_what_it_would_be(tmp_path, row):
     ends, norms = [], []
     for audits in ([], [PrivacyAudit(1000.0, seed=1, **row.audit)]):
@@ -492,7 +492,7 @@ def copied_training(
     ("plain", "copied", "trainer_class", "copies_class"),
     staged(
         quick=[(PrivateModule, Copied, pl.Trainer, Copies)],
-        heavy=[(UnifiedModule, UnifiedCopied, lightning.pytorch.Trainer, CopiesBoth)],
+        nightly=[(UnifiedModule, UnifiedCopied, lightning.pytorch.Trainer, CopiesBoth)],
     ),
 )
 def test_copies_at_every_hook_leave_the_training_as_it_was_and_hold_nothing_of_it(

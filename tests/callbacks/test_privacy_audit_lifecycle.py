@@ -174,11 +174,9 @@ def killed(started: Trainings, job: Job, moment: float) -> bool:
     return code != 0
 
 
-@pytest.mark.parametrize("kills", staged(heavy=[3], nightly=[8]))
-def test_a_training_killed_at_random_leaves_a_prefix_and_goes_on_to_the_same_report(
-    tmp_path, kills
-):
-    rng = random.Random(15)
+@pytest.mark.nightly
+def test_a_training_killed_at_random_leaves_a_prefix_and_goes_on_to_the_same_report(tmp_path):
+    kills, rng = 8, random.Random(15)
     whole, lengths = tmp_path / "whole", set()
     with trainings(tmp_path / "log.txt") as started:
         started.start(going_on(whole))
@@ -388,11 +386,15 @@ def another(directory: Path, callback: Any, package: Any = pl) -> tuple[Any, Any
     return trainer_for(directory, callback, max_steps=3, trainer_class=package.Trainer), kind()
 
 
-HOOKS = ("setup", "on_train_start", "on_before_optimizer_step", "on_train_batch_end", "on_fit_end")
+HOOKS = ("on_train_start", "on_before_optimizer_step", "on_fit_end")
 
 
 @pytest.mark.parametrize(
-    ("hook", "package"), [*((hook, pl) for hook in HOOKS), ("setup", lightning.pytorch)]
+    ("hook", "package"),
+    staged(
+        [("setup", pl), ("on_train_batch_end", pl)],
+        nightly=[*((hook, pl) for hook in HOOKS), ("setup", lightning.pytorch)],
+    ),
 )
 def test_a_fit_within_a_fit_is_refused_and_the_first_one_is_audited_to_its_end(
     tmp_path, hook, package
@@ -501,15 +503,9 @@ def test_a_seed_is_shown_before_the_training_has_ended_where_the_user_states_it(
     assert isinstance(ended, int)
     assert audit.seed == ended
     assert stated in (None, ended)
-
-
-def test_two_trainings_of_one_callback_draw_seeds_of_their_own(tmp_path):
-    audit = PrivacyAudit(examinations=0)
-    seeds = []
-    for name in ("one", "other"):
-        trainer_for(tmp_path / name, audit, **SHORT).fit(PrivateModule())
-        seeds.append(audit.seed)
-    assert seeds[0] != seeds[1]
+    if stated is None:
+        trainer_for(tmp_path / "other", audit, **SHORT).fit(PrivateModule())
+        assert audit.seed != ended
 
 
 class MadeBefore(pl.LightningModule):

@@ -186,21 +186,19 @@ def test_short_epochs_are_looked_at_first_and_last_and_long_ones_each(audited, m
     assert epochs(max_epochs=9, max_steps=20) == [0, 2]
 
 
-@pytest.mark.parametrize("by", [pl.callbacks.EarlyStopping, ModelCheckpoint])
-def test_what_another_callback_goes_by_is_logged_at_each_epoch(tmp_path, audited, monkeypatch, by):
+def test_what_another_callback_goes_by_is_logged_at_each_epoch(audited, monkeypatch):
     monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
-    stops = by is pl.callbacks.EarlyStopping
-    given = {"patience": 9} if stops else {"dirpath": tmp_path / "best", "save_top_k": -1}
-    other = by(monitor="audit/epsilon_lower", mode="max", **given)
-    report = audited(PrivateModule(), other, **SHORT, max_epochs=3, enable_checkpointing=not stops)
+    other = pl.callbacks.EarlyStopping("audit/epsilon_lower", mode="max", patience=9)
+    report = audited(PrivateModule(), other, **SHORT, max_epochs=3)
     assert [row["epoch"] for row in report.epochs] == [0, 1, 2]
-    assert stops or len(list((tmp_path / "best").iterdir())) == 3
 
 
-def test_checkpoints_can_be_chosen_by_an_audit_metric(tmp_path, audited):
+def test_checkpoints_can_be_chosen_by_an_audit_metric_of_each_epoch(tmp_path, audited, monkeypatch):
+    monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
     by = {"monitor": "audit/epsilon_spent", "mode": "min", "filename": "{epoch}"}
     best = ModelCheckpoint(tmp_path / "checkpoints", **by)
-    report = audited(PrivateModule(), best, enable_checkpointing=True, max_epochs=2, **SHORT)
+    report = audited(PrivateModule(), best, enable_checkpointing=True, max_epochs=3, **SHORT)
+    assert [row["epoch"] for row in report.epochs] == [0, 1, 2]
     assert Path(best.best_model_path).name == "epoch=0.ckpt"
     spent = report.epochs[0]["epsilon_spent"]
     assert float(best.best_model_score) == pytest.approx(spent, rel=1e-5)
@@ -477,7 +475,7 @@ class MakePrivate(pl.Callback):
 
 
 HOOKS = ["on_train_start", "on_train_epoch_start", "on_train_batch_start"]
-either_order = pytest.mark.parametrize("first", [True, False], ids=["audit first", "audit last"])
+either_order = pytest.mark.parametrize("first", staged([True], nightly=[False]))
 
 
 def by_callback(
@@ -493,6 +491,7 @@ def by_callback(
 @pytest.mark.parametrize("hook", HOOKS)
 @either_order
 @pytest.mark.one_in(4)
+@pytest.mark.heavy_one_in(4)
 def test_private_by_a_callback_passes_wherever_the_audit_stands(tmp_path, hook, first):
     module, report = by_callback(tmp_path, MakePrivate(hook), first)
     assert_sound(report, 64)
@@ -500,38 +499,9 @@ def test_private_by_a_callback_passes_wherever_the_audit_stands(tmp_path, hook, 
     assert_no_hooks_left(module)
 
 
-def test_half_noise_by_a_callback_is_a_violation(tmp_path):
-    user = MakePrivate("on_train_epoch_start", optimizer_class=HalfNoise)
-    _, report = by_callback(tmp_path, user, first=False)
-    assert report.verdict.fault.startswith("noise scale too small")
-
-
 def test_stated_mechanism_is_audited_although_a_callback_makes_it_private_late(audited):
     claim = PrivacyClaim(noise_multiplier=1.0, sample_rate=SAMPLE_RATE)
     assert_sound(audited(PlainModule(), MakePrivate("on_train_epoch_start"), claim=claim), 64)
-
-
-class WrapConfiguration(MakePrivate):
-    """Makes the optimizer private where it comes from."""
-
-    def __init__(self) -> None:
-        super().__init__("unused")
-
-    def setup(self, trainer: pl.Trainer, pl_module: PlainModule, stage: str) -> None:
-        plain = pl_module.configure_optimizers
-
-        def private() -> DPOptimizer:
-            loader = pl_module.plain_loader()
-            pl_module.net, optimizer = made_private(self.engine, pl_module.net, plain(), loader)
-            return optimizer
-
-        pl_module.configure_optimizers = private
-
-
-def test_configure_optimizers_wrapped_by_a_callback_passes(audited):
-    module = PlainModule()
-    assert_sound(audited(module, WrapConfiguration()), 64)
-    assert_no_hooks_left(module)
 
 
 # ------------------------------------------------------------------ anew each epoch
@@ -712,13 +682,11 @@ def test_audit_that_a_cli_always_adds_is_set_on_the_command_line(package):
     [
         ({"claimed_epsilon": -1.0}, "claimed_epsilon=-1.0 must be a finite number > 0; leave it"),
         ({"resolution": {"noise": 1.5}}, "noise=1.5 must be in (0, 1)"),
-        ({"claim": {"epsilon": 3.0}}, "delta=None must be in (0, 1); epsilon=3.0 is claimed at"),
         ({"canaries": ["GradientCanary"]}, "must hold objects of lightning_audit.canaries, such"),
         (
             {"canaries": [{"class_path": "Constant", "init_args": {"moving": True}}]},
             "moving=True must be False for Constant",
         ),
-        ({"allow": ["sampling.poisson"]}, "finding; did you mean 'sampling.not_poisson'?"),
     ],
 )
 def test_wrong_value_gives_the_librarys_own_error(package, arguments, message):

@@ -122,7 +122,8 @@ def test_a_fit_that_broke_off_goes_on_in_the_next(tmp_path):
 @pytest.mark.parametrize("kind", [None, HalfNoise])
 def test_with_nothing_left_to_train_the_report_stays_what_it_was(tmp_path, kind):
     audit, file = PrivacyAudit(seed=1, on_violation="warn"), tmp_path / "audit" / "report.json"
-    module, trainer = StepwiseModule(optimizer_class=kind), training(tmp_path, audit=audit)
+    module = StepwiseModule(optimizer_class=kind)
+    trainer = training(tmp_path, audit=audit, **SHORT)
     trainer.fit(module)
     before, report = file.read_bytes(), audit.report
     for _ in range(2):
