@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from stages import staged
 from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -213,7 +214,7 @@ def masked(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("coarse_generator")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", staged(quick=[0], nightly=[1, 2]))
 def test_draws_that_depend_on_the_records_are_no_coupling(tmp_path, seed):
     report = train(tmp_path, Touched(masked), 4 + seed)
     assert report.verdict.outcome != "VIOLATION", report.verdict

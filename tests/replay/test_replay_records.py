@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from correct_steps import CORRECT
 from hand_written_support import CLAIM, HandWritten, OneByOne, sample_norms
 from opacus import GradSampleModule
 from opacus.layers import DPLSTM
@@ -111,6 +112,24 @@ class Noisy(nn.Module):
 
 def layers(*between: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(64, 32), *between, nn.ReLU(), nn.Linear(32, 10))
+
+
+SOUND = {
+    "module dropout, LayerNorm": "bf16-mixed",
+    "functional dropout": "32-true",
+    "augmentation": "32-true",
+    "embeddings": "bf16-mixed",
+    "GRU with dropout": "32-true",
+}
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CORRECT if case.name in SOUND], ids=lambda case: case.name
+)
+def test_sound_net_is_not_accused(case):
+    found = answer(case.module(), precision=SOUND[case.name])
+    assert found.asked
+    assert (found.findings, found.reason) == ((), "")
 
 
 def test_batch_normalisation_is_found_at_once(tmp_path):

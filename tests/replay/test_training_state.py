@@ -104,20 +104,15 @@ def test_alone_no_other_thread_computes():
     assert training_state.training_thread() == ""
 
 
-@pytest.mark.parametrize("work", [waits, polls, counts])
+@pytest.mark.parametrize(
+    ("work", "named"),
+    [*((w, "") for w in (waits, polls, counts)), *((w, "other") for w in (draws, sorts, trains))],
+)
 @pytest.mark.parametrize("forked", [True, False])
-def test_a_thread_that_waits_or_needs_no_tensors_is_harmless(work, forked):
+def test_a_thread_that_computes_is_named_and_others_are_harmless(work, named, forked):
     event = threading.Event()
     with thread(work, event, event):
-        assert training_state.training_thread(forked=forked) == ""
-
-
-@pytest.mark.parametrize("work", [draws, sorts, trains])
-@pytest.mark.parametrize("forked", [True, False])
-def test_a_thread_that_computes_is_named(work, forked):
-    event = threading.Event()
-    with thread(work, event, event):
-        assert training_state.training_thread(forked=forked) == "other"
+        assert training_state.training_thread(forked=forked) == named
     assert training_state.training_thread() == ""
 
 

@@ -8,13 +8,7 @@ from lightning_audit.stats.divergences import sharpest_score, sign_score
 
 
 class AdmittedCourse:
-    """A `LeakageBet`, and the e-value against a course of signal over noise.
-
-    Args:
-        shape: of a step's readings, canaries on the last axis.
-        p: probability of the coin.
-        planned: steps, or None.
-    """
+    """A `LeakageBet`, and the e-value against a course of signal over noise."""
 
     def __init__(self, shape: tuple[int, ...], p: float = 0.5, planned: int | None = None) -> None:
         self.bet = LeakageBet(shape, p, planned)

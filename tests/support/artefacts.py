@@ -31,16 +31,7 @@ _E_VALUES_OF_STATE = re.compile(r"/segments/found/\d+/\d+/log_e_value$|/course/e
 
 @dataclass
 class Artefacts:
-    """What leaves the process of an audited training.
-
-    Args:
-        report: report.json as it was read.
-        record: bytes of every file of observations, by name.
-        metrics: of CSVLogger and TensorBoard.
-        console: what was printed and logged.
-        exception: message of what was raised, or empty.
-        checkpoints: states of the audit in the checkpoints, in the order in which they were saved.
-    """
+    """What leaves the process of an audited training."""
 
     report: dict[str, Any]
     record: dict[str, bytes]
@@ -92,12 +83,7 @@ def flat(state: Any, place: str = "") -> dict[str, Any]:
 
 
 def public_state(state: dict[str, Any], *, coarse: bool = False) -> dict[str, Any]:
-    """Values of an audit's state by their places, without the digest.
-
-    Args:
-        state: as a checkpoint holds it.
-        coarse: whether e-values of private checks are among them.
-    """
+    """Values of an audit's state by their places, without the digest, or with coarse e-values."""
     return {
         place: repr(value)
         for place, value in flat(state).items()
@@ -109,13 +95,7 @@ def public_state(state: dict[str, Any], *, coarse: bool = False) -> dict[str, An
 
 
 def differences(one: Artefacts, other: Artefacts, coarse: bool = False) -> list[str]:
-    """Where two trainings' artefacts differ beside what the clock decides.
-
-    Args:
-        one: of the first training.
-        other: of its neighbour.
-        coarse: whether fields that are declared `coarse` count as well.
-    """
+    """Where two trainings' artefacts differ beside what the clock decides, and coarse fields."""
     found: list[str] = []
     _compare(_public(one, coarse), _public(other, coarse), "", found)
     return found

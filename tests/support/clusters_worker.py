@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from driven_trainings import drive, facts, quick, seeds_of, softmax_regression
+from driven_trainings import drive, facts, quick, seeds_of, softmax_regression, tell_stored
 
 from lightning_audit.many import DaskEngine, EngineError, RayEngine
 from lightning_audit.many.store import Plan
@@ -187,15 +187,7 @@ def drivers(kind: str, folder: Path, address: str) -> subprocess.Popen[str]:
 
 def driver(kind: str, folder: Path) -> dict[str, Any]:
     """Run, or continue, the trainings that `chaos` disturbs."""
-    from lightning_audit.many.store import TrainingStore
-
-    add = TrainingStore.add
-
-    def telling(store: TrainingStore, rows: Any) -> None:
-        add(store, rows)
-        print("stored", flush=True)
-
-    TrainingStore.add = telling  # type: ignore[method-assign,assignment]
+    tell_stored()
     engine = ENGINES[kind](sys.argv[4], imports=("torch",))
     drive(softmax_regression(), folder / "store", TRAININGS, engine)
     return {}

@@ -192,15 +192,7 @@ def scaled(by: float) -> Trains:
 
 @dataclass(frozen=True)
 class Correct:
-    """A correct training.
-
-    Args:
-        name: of it.
-        module: makes it.
-        not_asked: questions that cannot be asked of it, and a part of the reason.
-        trainer: further arguments of the Trainer.
-        callbacks: makes further callbacks.
-    """
+    """A correct training, and the questions that cannot be asked of it, with parts of reasons."""
 
     name: str
     module: Callable[[], pl.LightningModule]

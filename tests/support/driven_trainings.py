@@ -105,9 +105,8 @@ def facts(rows: list[Outcome]) -> list[tuple[Any, ...]]:
     return [(row.number, row.scores, row.error) for row in rows]
 
 
-def main(folder: str, trainings: str) -> None:
-    """Run as a driver that a test may kill: two workers, each stored number on a line."""
-    warnings.filterwarnings("ignore")
+def tell_stored() -> None:
+    """Print the numbers of what is stored from now on, on a line."""
     add = TrainingStore.add
 
     def telling(store: TrainingStore, rows: list[Outcome]) -> None:
@@ -115,6 +114,12 @@ def main(folder: str, trainings: str) -> None:
         print(*(row.number for row in rows), flush=True)
 
     TrainingStore.add = telling  # type: ignore[method-assign,assignment]
+
+
+def main(folder: str, trainings: str) -> None:
+    """Run as a driver that a test may kill: two workers, each stored number on a line."""
+    warnings.filterwarnings("ignore")
+    tell_stored()
     drive(softmax_regression(), Path(folder), int(trainings), LocalProcesses(2))
 
 

@@ -37,13 +37,7 @@ class Injected(Exception):
 
 
 class Faults:
-    """Counts calls inside the package, and raises at one of them.
-
-    Args:
-        at: number of the call, from 1; None to count alone.
-        kind: makes the exception.
-        named: raises at each call of the functions of this name instead.
-    """
+    """Counts calls inside the package, and raises at one of them, or at each call of a name."""
 
     def __init__(
         self, at: int | None = None, kind: Callable[[], BaseException] = Injected, named: str = ""

@@ -34,12 +34,7 @@ def made_report(
 ) -> AuditReport:
     """A report of 100 steps with this outcome: half noise, or no canary's signal, where it fails.
 
-    Args:
-        outcome: of the verdict.
-        claimed: epsilon that is claimed.
-        spent: epsilon of the steps, None for an unknown sample rate.
-        proved: lower bound on epsilon, None for the same.
-        **changes: other fields of the report.
+    Epsilon is claimed, spent and proved; the last two are None for an unknown sample rate.
     """
     power = {"noise": Power(0.99, 50, 0.8), "sensitivity": Power(1.0, 40, 2.0)}
     asked = OutcomeSettings(None, DELTA, SIGNIFICANCE, 0.05, Resolution(), ())

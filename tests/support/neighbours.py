@@ -47,14 +47,9 @@ _COUNTS = ("unclipped_num", "sample_size")
 
 @dataclass
 class Releases:
-    """What the steps of a training release, and of which records they were made.
+    """What each call that adds noise or updates releases, and how often each record was drawn.
 
-    Args:
-        gradients: of each call that adds noise or updates, in order.
-        forced: whether a training takes them instead of its own.
-        left_out: record that no batch holds, None where all do.
-        drawn: how often each record was drawn.
-        audit: of the training.
+    A training takes them instead of its own if ``forced``.
     """
 
     gradients: list[Any] = field(default_factory=list)
@@ -99,20 +94,10 @@ def neighbours(
     resumes: bool = False,
     **audit: Any,
 ) -> tuple[Artefacts, Artefacts]:
-    """Train twice, on neighbouring data with the same releases.
+    """Train a row of the matrix twice, on neighbouring data with the same releases.
 
-    Args:
-        directory: where both write.
-        row: the training, of the matrix.
-        kind: whether one record has other values or is left out.
-        seed: of data, training and audit.
-        steps: of each training.
-        change: replaces the values of a record; by default they grow and its label changes.
-        resumes: whether the training stops half-way, and goes on from its last checkpoint.
-        audit: further arguments of the audit.
-
-    Returns:
-        The artefacts of both.
+    By default a record's values grow and its label changes. One that resumes stops half-way, and
+    goes on from its last checkpoint.
     """
     first = Releases()
     one = _train(directory / "one", row, seed, steps, first, None, audit, resumes)
@@ -193,14 +178,7 @@ def _of_few_records(audit: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Course(pl.Callback):
-    """Saves checkpoints, ends the training, and gives each batch random numbers of its own.
-
-    Args:
-        releases: of the training.
-        seed: of the random numbers.
-        saved: where the checkpoints go, one after every `BETWEEN` audited steps.
-        last: audited steps of the training.
-    """
+    """Saves checkpoints, ends the training, and gives each batch random numbers of its own."""
 
     def __init__(self, releases: Releases, seed: int, saved: Path, last: int) -> None:
         self._releases, self._seed, self._saved, self._last = releases, seed, saved, last

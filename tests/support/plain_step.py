@@ -31,14 +31,7 @@ class OverTheBatch(nn.Module):
 
 
 class PlainStep:
-    """A step of a loop without Lightning.
-
-    Args:
-        kind: class of the private optimizer, in the place of Opacus' own.
-        net: of six inputs and three scores.
-        noise_multiplier: of Opacus.
-        max_grad_norm: of Opacus.
-    """
+    """A step of a loop without Lightning, of a net of six inputs and three scores."""
 
     precision = "32-true"
     aside: Sequence[object] = ()

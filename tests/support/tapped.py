@@ -17,15 +17,7 @@ def nothing() -> None:
 
 
 class Tapped:
-    """A tap with its hooks, and what was read.
-
-    Args:
-        optimizer: whose steps are read.
-        params: see `GradientTap`.
-        coordinates: see `GradientTap`.
-        before: called before each reading; what is to be taken out, ``[n]``, or None.
-        kind: of the tap.
-    """
+    """A tap with its hooks, and what was read; ``before`` says what is to be taken out."""
 
     def __init__(
         self,

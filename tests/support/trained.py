@@ -43,12 +43,7 @@ def split(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class Audited:
-    """Trains modules in a folder.
-
-    Args:
-        directory: the folder.
-        train: `fit`, or `violation` for trainings that must end with `PrivacyViolation`.
-    """
+    """Trains modules in a folder by `fit`, or by `violation` where they must end with one."""
 
     def __init__(self, directory: Path, train: Callable[..., AuditReport]) -> None:
         self._root, self._train = directory, train

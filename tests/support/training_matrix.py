@@ -35,26 +35,15 @@ DATA = random_data(RECORDS)
 
 @dataclass(frozen=True)
 class Row:
-    """A way to train.
+    """A way to train, with arguments of Trainer and audit."""
 
-    Args:
-        group: heading under which it stands in the docs.
-        name: what it is, in the words of Opacus or Lightning.
-        module: makes the module.
-        trainer: arguments of the Trainer.
-        audit: arguments of the audit.
-        copies: whether per-sample gradients must be copied to add canaries.
-        first: first step that canaries enter.
-        remark: what a user should know.
-    """
-
-    group: str
+    group: str  # the heading in the docs
     name: str
     module: Callable[[], pl.LightningModule]
     trainer: dict[str, Any] = field(default_factory=dict)
     audit: dict[str, Any] = field(default_factory=dict)
-    copies: bool = False
-    first: int = 0
+    copies: bool = False  # of per-sample gradients, to add canaries
+    first: int = 0  # step that canaries enter
     remark: str = ""
 
 

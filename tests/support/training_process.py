@@ -25,17 +25,8 @@ _PATIENCE = 120.0
 class Job:
     """What a process trains.
 
-    Args:
-        root: of the Trainer.
-        report_dir: of the audit, None for its default.
-        half_noise: whether the training adds half the noise.
-        steps: of the training.
-        seed: of the audit.
-        every: steps between checkpoints in ``root/saved``, 0 for none.
-        ckpt: checkpoint to go on from.
-        stay: at the end of the first epoch, wait until this file is there.
-        limit: bytes that a file may have in this process, None for any number.
-        workers: processes of the loader.
+    It saves in ``root/saved`` after ``every`` so many steps, waits at the end of the first epoch
+    until the file ``stay`` is there, and no file may have more bytes than ``limit``.
     """
 
     root: str

@@ -48,21 +48,10 @@ def mlp(width: int = 8, hidden: int = 32) -> nn.Sequential:
 class PrivateTraining:
     """A training with Opacus as its documentation has it, in `configure_optimizers`.
 
-    It becomes a module together with the `LightningModule` of either package.
-
-    Args:
-        net: the network; an MLP by default.
-        dataset: the data.
-        batch_size: expected batch size.
-        noise_multiplier: of Opacus.
-        max_grad_norm: of Opacus.
-        mode: Opacus' `grad_sample_mode`.
-        inner: makes the inner optimizer of the parameters.
-        optimizer_class: replaces Opacus' `DPOptimizer` after `make_private`.
-        poisson: whether the loader that the trainer sees is Poisson.
-        make_poisson: whether `make_private` is told so; without, batches may accumulate.
-        accountant: of the engine.
-        generator: of the noise.
+    It becomes a module together with the `LightningModule` of either package. ``inner`` makes the
+    inner optimizer, which ``optimizer_class`` wraps in the place of Opacus' own. ``poisson`` says
+    what loader the trainer sees, ``make_poisson`` what `make_private` is told: without it batches
+    may accumulate.
     """
 
     #: More arguments of `make_private`.

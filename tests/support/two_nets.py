@@ -16,14 +16,7 @@ STEPS = 100  # of an epoch
 
 
 class TwoNets(PrivateModule):
-    """Two nets with an optimizer each, and two noise multipliers and clipping norms.
-
-    Args:
-        faults: optimizer classes that replace Opacus'.
-        engines: number of engines, with an accountant each.
-        generators: of the noise of each optimizer.
-        **kwargs: of `PrivateModule`.
-    """
+    """Two nets with an optimizer each, two noise multipliers and norms, and so many accountants."""
 
     noise: tuple[float, float] = (1.0, 1.5)
     norms: tuple[float, float] = (1.0, 0.4)

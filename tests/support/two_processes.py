@@ -39,9 +39,7 @@ class HalfNoiseOfAll(HalfNoise, DistributedDPOptimizer):
 class TwoProcesses(PrivateModule):
     """The training of one process, in two.
 
-    Args:
-        way: "wrapped" in Opacus' distributed module, "bare" with hooks on Lightning's, or "naive".
-        dealt: whether the records are dealt out to the processes.
+    It is "wrapped" in Opacus' distributed module, "bare" with hooks on Lightning's, or "naive".
     """
 
     def __init__(self, way: str = "wrapped", *, dealt: bool = True, **arguments: Any) -> None:
