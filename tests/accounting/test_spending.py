@@ -20,13 +20,7 @@ from lightning_audit.accounting.spending import (
     steps_within,
 )
 from lightning_audit.dpsgd.opacus import AccountantLink
-from lightning_audit.stats.canary_bets import (
-    Claim,
-    LeakageBet,
-    LeastLogs,
-    ProvedPart,
-    score_mu,
-)
+from lightning_audit.stats.canary_bets import Claim, LeakageBet, LeastLogs, ProvedPart, score_mu
 from lightning_audit.stats.divergences import RENYI_ORDERS, renyi_divergence
 
 # --- The least that steps cost, given what bets prove of all of them together.

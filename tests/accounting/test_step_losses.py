@@ -75,10 +75,7 @@ def test_steps_on_a_group_are_those_of_the_mixture_of_gaussians_of_dp_accounting
 ):
     counts = range(items + 1)
     theirs = from_mixture_gaussian_mechanism(
-        sigma,
-        counts,
-        stats.binom.pmf(counts, items, rate),
-        value_discretization_interval=0.01,
+        sigma, counts, stats.binom.pmf(counts, items, rate), value_discretization_interval=0.01
     )
     ours = step_losses(sigma, rate, 0.01, items)
     for steps, delta in ((1, 1e-6), (50, 1e-3), (50, 1e-8)):

@@ -21,13 +21,7 @@ from trained import check, cut, private, weights
 from training_matrix import RawOptimizer, TwoOptimizers, two_nets
 from training_support import ManualModule, PrivateModule, digits, mlp, report_in, trainer_for
 
-from lightning_audit import (
-    AuditReport,
-    ClaimUsedUp,
-    PrivacyAudit,
-    PrivacyClaim,
-    PrivacyViolation,
-)
+from lightning_audit import AuditReport, ClaimUsedUp, PrivacyAudit, PrivacyClaim, PrivacyViolation
 from lightning_audit.accounting.composition import epsilon_of_passes
 from lightning_audit.accounting.history import Phase
 from lightning_audit.accounting.spending import composed_epsilon, steps_within

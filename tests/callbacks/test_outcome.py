@@ -25,12 +25,7 @@ from training_support import (
 )
 from two_nets import STEPS, TwoNets
 
-from lightning_audit import (
-    InconclusiveAudit,
-    PrivacyAudit,
-    PrivacyClaim,
-    PrivacyViolation,
-)
+from lightning_audit import InconclusiveAudit, PrivacyAudit, PrivacyClaim, PrivacyViolation
 from lightning_audit.report import figure as plots
 from lightning_audit.report.figure import figure
 from lightning_audit.report.page import report_page

@@ -19,23 +19,9 @@ from opacus.optimizers import DPOptimizer
 from places import DOCS
 from resume_support import RESUMING
 from stages import staged
-from trained import (
-    UnifiedModule,
-    ValidatedModule,
-    check,
-    on_digits,
-    private,
-    violated,
-    weights,
-)
+from trained import UnifiedModule, ValidatedModule, check, on_digits, private, violated, weights
 from training_matrix import COMPARED, ROWS, Row, markdown
-from training_support import (
-    PrivateModule,
-    assert_no_hooks_left,
-    report_in,
-    status,
-    trainer_for,
-)
+from training_support import PrivateModule, assert_no_hooks_left, report_in, status, trainer_for
 
 from lightning_audit import AuditReport, EpsilonStar, Examination, PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Constant, Random

@@ -23,15 +23,7 @@ from stages import staged
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
-from trained import (
-    UnifiedModule,
-    Validated,
-    ValidatedModule,
-    check,
-    on_digits,
-    private,
-    weights,
-)
+from trained import UnifiedModule, Validated, ValidatedModule, check, on_digits, private, weights
 from training_process import Job, Trainings, trainings, wait_for
 from training_support import (
     PrivateModule,

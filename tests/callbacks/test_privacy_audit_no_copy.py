@@ -17,13 +17,7 @@ from stages import staged
 from torch.nn import functional
 from trained import private, weights
 from training_matrix import AdaClip, Ghost, ManualGhost, PerLayer, wide
-from training_support import (
-    ManualModule,
-    PrivateModule,
-    report_in,
-    status,
-    trainer_for,
-)
+from training_support import ManualModule, PrivateModule, report_in, status, trainer_for
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.canaries import Blank

@@ -446,8 +446,7 @@ def test_correct_runs_are_not_accused(known, noise, runs):
 
 
 @pytest.mark.parametrize(
-    ("factor", "data"),
-    [*((f, d) for f in (0.3, 0.5, 1.0) for d in (0.1, 0.5, None)), (0.0, None)],
+    ("factor", "data"), [*((f, d) for f in (0.3, 0.5, 1.0) for d in (0.1, 0.5, None)), (0.0, None)]
 )
 @pytest.mark.parametrize("divided", [False, True])
 def test_the_divisor_is_told_from_noise_of_another_size(factor, divided, data):

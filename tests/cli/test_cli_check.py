@@ -25,13 +25,7 @@ from training_support import trainer_for
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.checks.check import REGISTRY
-from lightning_audit.cli.check import (
-    FORMATS,
-    _above_claim,
-    another_training,
-    failed,
-    regressions,
-)
+from lightning_audit.cli.check import FORMATS, _above_claim, another_training, failed, regressions
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
 from lightning_audit.verdict.gate import contradictions
 

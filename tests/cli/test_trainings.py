@@ -479,11 +479,7 @@ def run_all(monkeypatch):
 
 @pytest.mark.parametrize(
     ("results", "code"),
-    [
-        ((FOUND, HEALTHY, WARNED), 0),
-        ((FOUND, MISSED), 1),
-        ((HEALTHY, CRASHED), 1),
-    ],
+    [((FOUND, HEALTHY, WARNED), 0), ((FOUND, MISSED), 1), ((HEALTHY, CRASHED), 1)],
 )
 def test_it_exits_with_zero_where_all_is_as_the_registry_says(run_all, cli, results, code):
     run_all(lambda *_: results)

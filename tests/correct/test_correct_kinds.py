@@ -25,11 +25,7 @@ QUICK = (
     "dropout-in-vmap-released",
 )
 #: Clipping that is given none of the audit's rows, views of a record, own draws, a sort.
-QUICK_THEIRS = (
-    "group-clipping-bounds",
-    "augmult-view-mean-optimizer",
-    "crop-then-sort-then-trim",
-)
+QUICK_THEIRS = ("group-clipping-bounds", "augmult-view-mean-optimizer", "crop-then-sort-then-trim")
 NAMES, THEIRS = (tuple(kind.name for kind in kinds) for kinds in (KINDS, PUBLIC))
 #: Hand-written clipping that lets through less than its norm of each row that is handed over: the
 #: audit takes out more than was in, so that the model is another one. Known, and not repaired.

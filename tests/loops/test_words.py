@@ -107,9 +107,7 @@ def parts_left_out(_: Any) -> tuple[Made, Callable[[], None]]:
     def loop() -> None:
         for _ in range(2):
             with BatchMemoryManager(
-                data_loader=training.loader,
-                max_physical_batch_size=4,
-                optimizer=training.optimizer,
+                data_loader=training.loader, max_physical_batch_size=4, optimizer=training.optimizer
             ) as parts:
                 for number, batch in enumerate(parts):
                     if number % 5 == 4:

@@ -201,8 +201,7 @@ def false_bounds(choose, runs):
 
 
 @pytest.mark.parametrize(
-    ("choose", "runs"),
-    staged(nightly=[("paid", 200), ("apart", 200), ("neither", 50)]),
+    ("choose", "runs"), staged(nightly=[("paid", 200), ("apart", 200), ("neither", 50)])
 )
 def test_bounds_of_the_worst_point_hold_if_it_is_selected_apart_or_paid(choose, runs):
     wrong = false_bounds(choose, runs)

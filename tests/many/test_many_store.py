@@ -191,10 +191,7 @@ def test_a_damaged_or_absent_status_is_one_sentence(tmp_path, content):
 
 @pytest.mark.parametrize(
     ("error", "named"),
-    [
-        ("MemoryError: 3 GB for row 8", "MemoryError"),
-        ("what a strange text", "unknown"),
-    ],
+    [("MemoryError: 3 GB for row 8", "MemoryError"), ("what a strange text", "unknown")],
 )
 def test_of_the_last_error_its_type_is_read_and_no_text(tmp_path, error, named):
     store = filled(tmp_path, [row(0)])

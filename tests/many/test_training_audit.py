@@ -22,11 +22,7 @@ from lightning_audit.many.verdict import (
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.stats._arguments import ConfusionCounts
 from lightning_audit.stats.binomial import clopper_pearson_upper, error_rate_confidence_sequence
-from lightning_audit.stats.one_run import (
-    mu_one_run,
-    one_run_fdp_p_value,
-    one_run_p_value,
-)
+from lightning_audit.stats.one_run import mu_one_run, one_run_fdp_p_value, one_run_p_value
 from lightning_audit.stats.sequential import share_error_upper
 from lightning_audit.stats.tradeoff import GaussianTradeoff, gaussian_epsilon, gaussian_mu
 

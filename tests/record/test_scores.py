@@ -13,9 +13,7 @@ from lightning_audit.record.scores import CanaryScores, FoundScores, ScoresError
 from lightning_audit.stats import membership
 from lightning_audit.stats.gaussian import mu_white_box_from_scores
 from lightning_audit.stats.named_bounds import BOUND_NAMES, named_bound
-from lightning_audit.stats.one_run import (
-    OneRunScores,
-)
+from lightning_audit.stats.one_run import OneRunScores
 from lightning_audit.stats.one_run_bounds import (
     ONE_RUN_NAMES,
     epsilon_gaussian_pair_from_scores,

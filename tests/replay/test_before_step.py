@@ -740,8 +740,7 @@ class First(PrivateModule):
 
 
 @pytest.mark.parametrize(
-    ("first", "found"),
-    [(calibrates, True), (initializes, True), (scales, True), (counts, False)],
+    ("first", "found"), [(calibrates, True), (initializes, True), (scales, True), (counts, False)]
 )
 def test_what_is_done_once_is_done_again(first, found):
     answers = plain_step.asked(First(first), trials=8)

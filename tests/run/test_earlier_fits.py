@@ -150,11 +150,7 @@ def test_steps_that_the_accountant_knows_are_not_counted_twice(tmp_path, budget)
 
 @pytest.mark.parametrize(
     ("one", "other", "shared"),
-    [
-        (range(4), range(3, 9), True),
-        (range(4), range(4, 9), False),
-        (None, range(2), True),
-    ],
+    [(range(4), range(3, 9), True), (range(4), range(4, 9), False), (None, range(2), True)],
 )
 def test_records_of_subsets_are_compared_by_number(one, other, shared):
     data = random_data()

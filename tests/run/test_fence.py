@@ -17,14 +17,7 @@ from resume_support import RESUMING, StepwiseModule
 from stages import staged
 from torch.nn import functional
 from torch.overrides import BaseTorchFunctionMode, _get_current_function_mode_stack
-from torch.utils.data import (
-    ConcatDataset,
-    DataLoader,
-    Dataset,
-    Subset,
-    TensorDataset,
-    random_split,
-)
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 from trained import Validated, check
 from training_support import PrivateModule, mlp, random_data, trainer_for
 
@@ -679,8 +672,7 @@ def state_zeroed(training: Made, epoch: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "between",
-    [average_in_at_the_end, average_swapped_in, clamped, state_zeroed, lambda *_: None],
+    "between", [average_in_at_the_end, average_swapped_in, clamped, state_zeroed, lambda *_: None]
 )
 @pytest.mark.one_in(2)
 @pytest.mark.heavy_one_in(5)

@@ -21,12 +21,7 @@ from lightning_audit.cli.main import main
 from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.lints.own_code import MOST_LINES
 from lightning_audit.lints.settings import LoaderFacts
-from lightning_audit.results.audit_report import (
-    CheckResult,
-    OperatingPoint,
-    OptimizerSeen,
-    Power,
-)
+from lightning_audit.results.audit_report import CheckResult, OperatingPoint, OptimizerSeen, Power
 from lightning_audit.results.report_details import CourseRow, Ended, PassBlocker, TensorNoise
 from lightning_audit.run.report_files import (
     MOST_POINTS,

@@ -231,8 +231,7 @@ class FewParameters(Training):
 
 
 @pytest.mark.parametrize(
-    "made",
-    [Automatic, Masked, MaskedRows, NextNorm, SecretSeeds, FewParameters, PerLayer, Counted],
+    "made", [Automatic, Masked, MaskedRows, NextNorm, SecretSeeds, FewParameters, PerLayer, Counted]
 )
 def test_nothing_is_said_of_a_correct_training(tmp_path, made):
     of_optimizer = issubclass(made, DPOptimizer)

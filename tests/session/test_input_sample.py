@@ -526,11 +526,7 @@ class SameBatch(HandWritten):
 
 
 @pytest.mark.parametrize(
-    ("canary", "clip"),
-    [
-        (Mislabeled(amplitude=100.0, **STATED), 1.0),
-        (Blank(**STATED), 50.0),
-    ],
+    ("canary", "clip"), [(Mislabeled(amplitude=100.0, **STATED), 1.0), (Blank(**STATED), 50.0)]
 )
 def test_the_signal_is_the_clipped_norm_of_the_canarys_own_gradient(
     tmp_path, monkeypatch, canary, clip

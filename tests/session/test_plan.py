@@ -13,14 +13,7 @@ from lightning_audit.checks.probes import Witnesses, choose_witnesses
 from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.hooks.gradient_tap import CanaryRows
 from lightning_audit.layout import Direction, Part, TensorSlot
-from lightning_audit.record.store import (
-    DROPPED,
-    EARLIER,
-    INJECTED,
-    NOT_PLANNED,
-    Moves,
-    Observation,
-)
+from lightning_audit.record.store import DROPPED, EARLIER, INJECTED, NOT_PLANNED, Moves, Observation
 from lightning_audit.session.plan import Coordinates, Located, Plan
 
 ROOMY = [TensorSlot("large", (40, 30)), TensorSlot("small", (5,)), TensorSlot("scalar", ())]

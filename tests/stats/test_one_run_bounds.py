@@ -12,10 +12,7 @@ from stages import staged
 
 from lightning_audit.stats.gaussian import mu_white_box_from_scores
 from lightning_audit.stats.named_bounds import BOUND_NAMES, NamedBound
-from lightning_audit.stats.one_run import (
-    OneRunScores,
-    default_guesses,
-)
+from lightning_audit.stats.one_run import OneRunScores, default_guesses
 from lightning_audit.stats.one_run_bounds import (
     ONE_RUN_METHODS,
     ONE_RUN_NAMES,

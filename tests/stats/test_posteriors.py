@@ -23,10 +23,7 @@ from lightning_audit.stats.counts import (
     epsilon_clopper_pearson_interval,
     epsilon_jeffreys_interval,
 )
-from lightning_audit.stats.posteriors import (
-    GridDistribution,
-    Posterior,
-)
+from lightning_audit.stats.posteriors import GridDistribution, Posterior
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 # --- The posteriors of epsilon and of mu by one name each; a delta of None stands for mu.

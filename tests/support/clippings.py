@@ -333,9 +333,6 @@ CORRECT: dict[str, tuple[Callable[[int], Any], dict[str, Any]]] = {
         {"expected_batch_size": BATCH, "batches": "fixed"},
     ),
     "Opacus": (OfOpacus, {}),
-    "Opacus, divided": (
-        lambda seed: OfOpacus(seed, divisor=BATCH),
-        {"expected_batch_size": BATCH},
-    ),
+    "Opacus, divided": (lambda seed: OfOpacus(seed, divisor=BATCH), {"expected_batch_size": BATCH}),
     "Opacus, per layer": (lambda seed: OfOpacus(seed, layers=True), {}),
 }

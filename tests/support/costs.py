@@ -119,6 +119,16 @@ class Meter:
                 self._shared = shared + spent
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, None, None]:
+        """Charge the last test of a file with none of the end of what the file shared."""
+        begun = _cpu()
+        yield
+        if nextitem is None or nextitem.path != item.path:
+            self._shared += _cpu() - begun
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Generator[None, object, object]:

@@ -82,11 +82,7 @@ def seeds_of(plan: Plan) -> dict[int, int]:
 
 
 def drive(
-    train: Any,
-    folder: Path,
-    trainings: int,
-    engine: EngineSettings | None = None,
-    **options: Any,
+    train: Any, folder: Path, trainings: int, engine: EngineSettings | None = None, **options: Any
 ) -> list[Outcome]:
     """Run a plan on digits, and return its rows."""
     worlds = worlds_of(digits(), Blank(label=1), "add_remove")

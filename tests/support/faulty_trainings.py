@@ -3,14 +3,8 @@
 import os
 
 from lightning_audit.testing.fault import Fault
-from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.selftest import Row
 from lightning_audit.testing.trainings import Training
-
-
-class Raises(Training):
-    def training_step(self, batch, batch_idx):
-        raise RuntimeError("the loss is\nno number")
 
 
 class Dies(Training):
@@ -21,6 +15,3 @@ class Dies(Training):
 def row(training, steps=2):
     fault = Fault("broken", "it breaks off", "", training=training)
     return Row("fault", fault, "Opacus")
-
-
-HALF_NOISE = Row("fault", FAULTS["half_noise"], "Opacus")

@@ -82,13 +82,7 @@ def by_loop(fault: Fault, directory: Path) -> AuditReport:
     module.trainer.optimizers = optimizers
     loader = module.train_dataloader()
     audit = attach(
-        module,
-        optimizers,
-        loader,
-        seed=1,
-        report_dir=directory,
-        on_violation="warn",
-        **fault.audit,
+        module, optimizers, loader, seed=1, report_dir=directory, on_violation="warn", **fault.audit
     )
     loop(module, optimizers, loader, fault.steps)
     try:

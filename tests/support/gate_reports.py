@@ -62,11 +62,7 @@ TRAININGS: dict[str, tuple[Callable[[], Any], dict[str, Any], dict[str, Any]]] =
     "broken off": (BreaksOff, {}, {"max_steps": 60}),
     "half noise": (_half, {}, {"max_epochs": 3}),
     "half noise by hand": (HalfByHand, {"claim": CLAIM}, {"max_steps": 60}),
-    "half noise in one of two": (
-        lambda: TwoNets(faults=(None, HalfNoise)),
-        {},
-        {"max_steps": 160},
-    ),
+    "half noise in one of two": (lambda: TwoNets(faults=(None, HalfNoise)), {}, {"max_steps": 160}),
     "above the claim": (PrivateModule, {"claimed_epsilon": 0.1}, {"max_steps": 60}),
     "not Poisson": (NotPoisson, {}, {"max_steps": 60}),
 }

@@ -45,7 +45,4 @@ def plane(rng, n, shift=1.0):
     return rng.normal(0, 1, (n, 2)), rng.normal(direction, 1, (n, 2))
 
 
-MECHANISMS = {
-    "Gaussian": (gaussian, GaussianTradeoff),
-    "Laplace": (laplace, LaplaceTradeoff),
-}
+MECHANISMS = {"Gaussian": (gaussian, GaussianTradeoff), "Laplace": (laplace, LaplaceTradeoff)}

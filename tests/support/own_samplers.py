@@ -66,9 +66,6 @@ class OwnSampling(PrivateModule):
     def train_dataloader(self) -> Any:
         collate = DPDataLoader.from_data_loader(self.plain_loader()).collate_fn
         self.loader = DataLoader(
-            self.dataset,
-            batch_sampler=self.sampler,
-            collate_fn=collate,
-            num_workers=self.workers,
+            self.dataset, batch_sampler=self.sampler, collate_fn=collate, num_workers=self.workers
         )
         return self.loader

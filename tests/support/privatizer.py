@@ -4,9 +4,7 @@ import itertools
 
 import torch
 
-from lightning_audit.blackbox.privatize import (
-    audit_privatize,
-)
+from lightning_audit.blackbox.privatize import audit_privatize
 
 SIGMA, NORM, BATCH, SHAPES = 1.5, 2.0, 32, [(4, 3), (5,)]
 

@@ -19,9 +19,7 @@ def refusals(*cases: tuple[Callable[[], object], str]) -> Callable[..., None]:
 
 
 def refused_changes(
-    function: Callable[..., object],
-    good: Mapping[str, Any],
-    *cases: tuple[Mapping[str, Any], str],
+    function: Callable[..., object], good: Mapping[str, Any], *cases: tuple[Mapping[str, Any], str]
 ) -> Callable[..., None]:
     """The same for one function, by what each call changes of good arguments."""
     return refusals(*((partial(function, **{**good, **change}), told) for change, told in cases))
