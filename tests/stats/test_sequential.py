@@ -446,7 +446,7 @@ def correct_run(
 
 
 #: Tests of the record; those of the sampler are in `test_batch_bets.py`, those of the noise itself
-#: in `tests/checks/test_noise_channel.py`, `test_noise_entries.py` and those of their bets.
+#: in `tests/checks/test_noise.py` and those of their bets.
 ELSEWHERE = {
     *("reuse.recurrence", "reuse.forecast", "reuse.entries", "noise.shape", "noise.entries"),
     *("noise.whole", "batch_normalised"),

@@ -478,7 +478,7 @@ assert len(COMPARED) == 6
 
 # ------------------------------------------------------------------ the docs page
 
-#: Trainings of two processes by the folder that `tests/session/test_ranks.py` reads of them.
+#: Trainings of two processes by the folder that `tests/session/test_planner.py` reads of them.
 PROCESSES: dict[str, str] = {
     "audited": "`DistributedDPOptimizer`",
     "per_layer": "`SimpleDistributedPerLayerOptimizer`",
