@@ -3,12 +3,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 from lightning_audit.testing import selftest
 from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.selftest import (
+    AdaptiveClipping,
+    Functorch,
+    PerLayer,
     Row,
     closing,
     planned,
@@ -18,6 +22,24 @@ from lightning_audit.testing.selftest import (
     train_row,
 )
 from lightning_audit.testing.selftest_pool import Result
+from lightning_audit.testing.trainings import random_data
+
+
+@pytest.mark.filterwarnings("default")
+def test_configurations_clip_as_they_are_called():
+    module = Functorch()
+    module.configure_optimizers()
+    assert module.net.force_functorch
+    optimizer = PerLayer(max_grad_norm=0.7).configure_optimizers()
+    norms = torch.tensor(optimizer.max_grad_norms)
+    assert len(norms) == len(optimizer.params)
+    assert norms.norm().item() == pytest.approx(0.7)
+    torch.manual_seed(0)
+    module = AdaptiveClipping(max_grad_norm=10.0)
+    optimizer = module.configure_optimizers()
+    module.training_step(random_data(records=8).tensors, 0).backward()
+    optimizer.step()
+    assert optimizer.max_grad_norm < 10.0  # no gradient is as long
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_results_come_in_the_order_of_the_rows_from_one_process_a_job():
 
 def test_a_process_that_dies_or_a_training_that_raises_is_a_row_and_the_others_go_on():
     died = "the process ended with exit code 3: out of memory"
-    before, raised, dead, after, last = answers("first", "raise", "die", "second", "third")
+    before, dead, after, raised, last = answers("first", "die", "second", "raise", "third")
     assert told((before, dead, after, last)) == ["first", died, "second", "third"]
     assert (raised.status, raised.error) == ("crashed", "RuntimeError: the loss is")
     assert after.sentence == last.sentence  # one process
