@@ -519,7 +519,7 @@ def test_too_little_noise_is_found(audited, make):
     assert (status(report, "noise"), status(report, "sensitivity")) == ("violated", "ok")
 
 
-@pytest.mark.parametrize("kind", staged(heavy=[LooseGhost], nightly=[LoosePerLayer]))
+@pytest.mark.parametrize("kind", staged(heavy=[LoosePerLayer], nightly=[LooseGhost]))
 def test_clipping_at_twice_the_norm_is_found(audited, kind):
     report = audited(wide(kind), on_violation="warn", steps=150)
     assert status(report, "sensitivity") == "violated"
