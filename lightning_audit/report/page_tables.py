@@ -256,7 +256,7 @@ def _promise(report: AuditReport, claim: float) -> str:
 
 def _books(report: AuditReport, spent: float) -> str:
     found = percent(most_found(spent, report.delta))
-    words = f"Composed from the stated noise and the steps, for {sampling_words(report)}."
+    words = f"Composed from the stated noise and the steps; sampling: {sampling_words(report)}."
     if _of_mechanism(report):
         return f"{words} The training did not do what it states, so the true cost is another one."
     return (
