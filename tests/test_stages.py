@@ -73,9 +73,10 @@ def test_a_test_may_cost_more_on_a_slower_machine(monkeypatch):
 
 def test_costs_are_the_least_of_each_test_and_replace_older_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(costs, "COSTS", tmp_path / "costs.json")
+    monkeypatch.setattr(costs, "slowness", lambda: 2.0)
     costs.COSTS.write_text('{"a": 2.0, "gone": 3.0}')
     measured = tmp_path / "measured.jsonl"
-    lines = [["b", 1.54], ["b", 1.26], ["c", 0.9], ["shared tests::net", 9.0], ["a", 0.5]]
+    lines = [["b", 3.08], ["b", 2.52], ["c", 1.8], ["shared tests::net", 9.0], ["a", 1.0]]
     measured.write_text("\n".join(map(json.dumps, lines)))
     costs.main(measured, whole=False)
     assert costs.read() == {"b": 1.3, "gone": 3.0}

@@ -10,6 +10,7 @@ import pytest
 from bare_session import BareSession
 from both_processes import run_both
 from filelock import FileLock
+from stages import staged
 from training_matrix import PROCESSES
 
 from lightning_audit import AuditReport, PrivacyClaim
@@ -38,11 +39,21 @@ def both_trained(
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, worker_id):
-    scenarios = ("healthy", "clipping", "resumed", "mixed", "not_finite", "naive", "repeated")
+    scenarios = ("healthy", "resumed", "mixed", "not_finite", "naive", "repeated")
     folder, codes, said = both_trained(tmp_path_factory, worker_id, (*scenarios, "half_noise"))
     assert codes == [1, 1], said  # the last one raises
     for text in said:
         assert "PrivacyViolation: VIOLATION (mechanism)" in text, text
+    return folder
+
+
+@pytest.fixture
+def of_way(request, tmp_path_factory, worker_id, name):
+    """The folder of the trainings that clip in this way."""
+    if name == "audited":
+        return request.getfixturevalue("trained")
+    folder, codes, said = both_trained(tmp_path_factory, worker_id, ("clipping",))
+    assert codes == [0, 0], said
     return folder
 
 
@@ -53,7 +64,9 @@ def reports(folder: Path) -> list[AuditReport]:
     return told
 
 
-ways = pytest.mark.parametrize("name", PROCESSES)
+ways = pytest.mark.parametrize(
+    "name", staged(["audited"], nightly=[name for name in PROCESSES if name != "audited"])
+)
 
 
 def entries_of_both(folder: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -63,8 +76,8 @@ def entries_of_both(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.heavy
 @ways
-def test_both_processes_read_the_claimed_signal_and_noise(trained, name):
-    first, second = entries_of_both(trained / name)
+def test_both_processes_read_the_claimed_signal_and_noise(of_way, name):
+    first, second = entries_of_both(of_way / name)
     assert first.tobytes() == second.tobytes()
     assert len(first) >= 200
     # Later one step in twenty has none, in both processes.
@@ -82,7 +95,7 @@ def test_both_processes_read_the_claimed_signal_and_noise(trained, name):
     # per-layer clipping every canary reads the small tensors' data too.
     residuals = (readings - coins).std(0)
     assert 1.0 - 4.0 / np.sqrt(2.0 * len(first)) < residuals.min() < 1.25
-    one, other = reports(trained / name)
+    one, other = reports(of_way / name)
     assert one == other
     assert not any(check.status == "violated" for check in one.checks)
 
@@ -99,9 +112,9 @@ def test_a_sound_training_passes_with_the_epsilon_and_divisor_of_the_whole(train
 
 @pytest.mark.heavy
 @ways
-def test_the_weights_are_those_of_the_unaudited_training(trained, name):
+def test_the_weights_are_those_of_the_unaudited_training(of_way, name):
     audited, unaudited = (
-        [np.load(trained / folder / f"weights-{rank}.npy") for rank in range(2)]
+        [np.load(of_way / folder / f"weights-{rank}.npy") for rank in range(2)]
         for folder in (name, f"{name}-unaudited")
     )
     np.testing.assert_array_equal(*audited)
@@ -271,7 +284,7 @@ def in_faults(request, tmp_path_factory, worker_id):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.heavy_one_in(6)
+@pytest.mark.heavy_one_in(12)
 def test_a_fault_in_one_process_ends_the_audit_in_both_and_the_training_in_none(in_faults, case):
     assert wrong_in(in_faults, case) == []
 
