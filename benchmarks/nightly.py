@@ -240,8 +240,9 @@ def main() -> int:
 
 
 def _before() -> dict[str, Part]:
-    """Return the parts of the previous run, by name."""
-    return {kept["name"]: Part(**kept) for kept in json.loads(LAST.read_text())}
+    """Return the parts of the previous run, by name; none before the first."""
+    kept = json.loads(LAST.read_text()) if LAST.exists() else []
+    return {part["name"]: Part(**part) for part in kept}
 
 
 if __name__ == "__main__":

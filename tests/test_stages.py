@@ -24,8 +24,8 @@ BURN = (
     [
         ("tests/stats/test_power.py::test_a", 1.0, "quick"),
         ("tests/stats/test_power.py::test_a", 1.1, "heavy"),
-        ("tests/stats/test_power.py::test_a", 5.0, "heavy"),
-        ("tests/stats/test_power.py::test_a", 5.1, "nightly"),
+        ("tests/stats/test_power.py::test_a", 3.0, "heavy"),
+        ("tests/stats/test_power.py::test_a", 3.1, "nightly"),
         (f"{costs.CONTRACT[0]}::test_a", 50.0, "heavy"),
     ],
 )

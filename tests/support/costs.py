@@ -18,7 +18,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 COSTS = Path(__file__).parents[1] / "costs.json"
-QUICK, HEAVY = 1.0, 5.0
+QUICK, HEAVY = 1.0, 3.0
 #: A test without an entry fails above this, or so much more on a machine that is slower now.
 MOST_WITHOUT_ENTRY = 3.0
 #: CPU seconds of `_work` on the machine that these seconds are of.
