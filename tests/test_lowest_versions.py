@@ -42,7 +42,7 @@ def test_the_lowest_versions_are_the_bounds_of_the_project():
                 assert re.sub(r"(\.0)+$", "", pins[name]) == bound.removesuffix(".0"), one
 
 
-@pytest.mark.nightly
+@pytest.mark.heavy
 def test_a_training_and_the_commands_work_with_the_lowest_versions(tmp_path):
     done = subprocess.run(
         [environment("lowest") / "bin" / "python", "-c", _SMOKE, str(tmp_path)],

@@ -34,7 +34,7 @@ def test_without_the_package_the_error_names_the_extra(kind, monkeypatch):
 
 
 @pytest.mark.heavy
-@pytest.mark.heavy_one_in(1)
+@pytest.mark.heavy_one_in(2)
 @each_cluster
 def test_rows_are_those_of_this_process_and_a_kill_and_a_hang_cost_one_each(kind, tmp_path):
     found = on_cluster(kind, "smoke", tmp_path)
