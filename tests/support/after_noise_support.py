@@ -94,18 +94,6 @@ class InStep(Processing):
         return None
 
 
-class BehindOpacus(torch.optim.SGD):
-    """An inner optimizer that changes its gradients and goes on to SGD."""
-
-    process: ClassVar[Process]
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        grads = [p.grad for group in self.param_groups for p in group["params"]]
-        type(self).process(self.__dict__.setdefault("kept", {}), grads)
-        return super().step()
-
-
 def optimizer_that(where: type[Processing], name: str, share: float = 1.0) -> type[Processing]:
     body = {"process": staticmethod(PROCESSES[name]), "share": share}
     return type(f"{where.__name__}_{name}", (where,), body)
