@@ -28,7 +28,6 @@ from lightning_audit.run.facts import (
     RunLints,
     TrainingInfo,
     _commit,
-    links_of,
     rate_of_all,
 )
 from lightning_audit.session.planner import Ranks
@@ -93,13 +92,6 @@ def test_an_epoch_that_ends_twice_is_logged_once():
     for epoch, value in ((0, 1.0), (1, 2.0), (1, 3.0)):
         course.end_epoch({"epoch": epoch, "epsilon_spent": value})
     assert [row["epsilon_spent"] for row in course.epochs] == [1.0, 3.0]
-
-
-def test_one_accountant_of_two_optimizers_counts_once():
-    engine, other = object(), object()
-    links: list[Any] = [SimpleNamespace(accountant=a) for a in (engine, engine, other)]
-    facts = [OptimizerFacts(accountant=link) for link in links]
-    assert [link.accountant for link in links_of(facts)] == [engine, other]
 
 
 # --- Faults that no canary sees: each is shown to be in the libraries, and to be said by the audit.
@@ -174,28 +166,6 @@ def test_own_sampler_that_is_not_poisson_is_a_violation(accused, sampler, said, 
     assert said in report.verdict.summary
     assert (status(report, "sampling.rate") == "violated") >= (not said)
     assert status(report, "sampling.not_poisson") == ("violated" if said else "ok")
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("all_numbers")
-def test_a_resumed_training_tests_the_batches_since_the_resume(tmp_path):
-    class Wrapped(OwnSampling):
-        """Private from the start, so that a checkpoint's names are those of the module."""
-
-        def __init__(self) -> None:
-            super().__init__(OwnPoisson())
-            self.private = super().configure_optimizers()
-
-        def configure_optimizers(self) -> Any:
-            return self.private
-
-    path, audit = tmp_path / "x.ckpt", PrivacyAudit(seed=1)
-    first = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1)
-    first.fit(Wrapped())
-    first.save_checkpoint(path)
-    trainer_for(tmp_path, audit, max_epochs=2).fit(Wrapped(), ckpt_path=path, weights_only=True)
-    found = check(audit.report, "sampling.not_poisson")
-    assert (found.status, found.evidence["batches"]) == ("ok", 32)
 
 
 # ------------------------------------------------------------------ physical batches
@@ -291,26 +261,6 @@ def ghost(tmp_path: Path, module: Ghost, **kwargs: Any) -> Ghost:
     return module
 
 
-def test_ghost_clipping_trains_on_the_last_of_accumulated_batches_only(tmp_path):
-    one_batch = {"limit_train_batches": 2, "accumulate_grad_batches": 2}
-
-    class SecondBatchOnly(Ghost):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            x, y = batch
-            x, y = (x, y) if batch_idx else (x[:1], y[:1])  # another first batch
-            return super().training_step((x, y), batch_idx)
-
-    torch.manual_seed(1)
-    whole = Ghost()
-    torch.manual_seed(1)
-    other = SecondBatchOnly()
-    sums = [ghost(tmp_path, module, **one_batch).sums[-1] for module in (whole, other)]
-    assert torch.allclose(sums[0], sums[1])
-    (remark,) = ghost_remarks(whole.private, 2, None)
-    assert "accumulate_grad_batches=2 trains on one batch in 2 only" in remark
-    assert "BatchMemoryManager" in remark
-
-
 def test_lightning_shortens_the_clipped_sum_of_ghost_clipping(tmp_path):
     module = ghost(tmp_path, Ghost(), gradient_clip_val=0.01)
     assert float(module.sums[-1].norm()) == pytest.approx(0.01, rel=1e-3)
@@ -328,24 +278,6 @@ def test_an_accountant_whose_hook_was_replaced_is_told_to_be_missing(audited):
     assert module.engine.accountant.history == []  # Opacus keeps one hook, and says nothing
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert any("no accountant counts" in note for note in report.notes)
-
-
-def test_lightning_and_opacus_both_divide_by_the_number_of_accumulated_batches(audited):
-    class Norms(PrivateModule):
-        def on_before_optimizer_step(self, optimizer: Any) -> None:
-            held = next(self.net.parameters()).grad_sample
-            self.norms = (held[0] if isinstance(held, list) else held).flatten(1).norm(dim=1)
-
-    norms, notes = [], []
-    for batches in (1, 2):
-        torch.manual_seed(0)
-        module = Norms(poisson=False, make_poisson=False)
-        given = {"on_violation": "warn", "steps": 1, "accumulate_grad_batches": batches}
-        report = audited(module, **given)
-        norms.append(module.norms[:8])
-        notes.append(sum("divides gradients twice" in note for note in report.notes))
-    torch.testing.assert_close(norms[1], norms[0] / 2)
-    assert notes == [0, 1]
 
 
 def test_accumulation_over_more_batches_than_an_epoch_has_is_said():
@@ -369,14 +301,6 @@ def rates_of(audited: Audited, kind: Any, **trainer: Any) -> tuple[AuditReport, 
     return found, check(found, "sampling.rate")
 
 
-class SetInPlace(PrivateModule):
-    """The sampler of the loader draws twice as often."""
-
-    def on_train_epoch_start(self) -> None:
-        if self.current_epoch == RAISED:
-            self.trainer.train_dataloader.batch_sampler.sample_rate *= 2.0
-
-
 class SetAmidAnEpoch(PrivateModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if (self.current_epoch, batch_idx) == (RAISED, 5):
@@ -391,7 +315,7 @@ class Exchanged(PrivateModule):
         return DPDataLoader.from_data_loader(DataLoader(self.dataset, size))
 
 
-@pytest.mark.parametrize("kind", [SetAmidAnEpoch, SetInPlace, Exchanged])
+@pytest.mark.parametrize("kind", [SetAmidAnEpoch, Exchanged])
 @pytest.mark.one_in(3)
 @pytest.mark.heavy_one_in(2)
 def test_a_rate_that_rises_in_a_later_epoch_is_named_with_it(audited, kind):
