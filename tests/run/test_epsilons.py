@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import astuple, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from training_support import PrivateModule
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.history import Phase, StepHistory
 from lightning_audit.accounting.spending import (
+    cheapest,
     epsilon_at_ratio,
     epsilon_of_parts,
 )
@@ -32,7 +34,7 @@ from lightning_audit.record.store import (
 )
 from lightning_audit.results.audit_report import EpsilonBound
 from lightning_audit.run.epsilons import betting_bound, end_bound, literature_bounds, mu_bound
-from lightning_audit.stats.canary_bets import LeakageBet
+from lightning_audit.stats.canary_bets import LeakageBet, LeastLogs, ProvedPart, score_mu
 from lightning_audit.stats.counts import (
     ConfusionCounts,
     epsilon_clopper_pearson,
@@ -41,11 +43,15 @@ from lightning_audit.stats.counts import (
 from lightning_audit.stats.named_bounds import BOUND_NAMES, METHODS
 from lightning_audit.stats.tradeoff import SubsampledGaussianTradeoff, gaussian_epsilon
 
-# --- The literature's bounds of a run: their labels, their level, and what they do at the edges.
-
 K = 8
+
+
 DELTA = 1e-5
+
+
 HEADER = RecordHeader(tuple(f"canary {i}" for i in range(K)), ("weight",), (4,), 2)
+
+
 MU_METHODS = [name for name in BOUND_NAMES if METHODS[name].quantity == "mu"]
 
 
@@ -203,6 +209,16 @@ def test_the_betting_bound_is_of_the_noise_at_the_look_that_proves_most(sigma):
 RARE = replace(HEADER, coin_probability=0.1)
 
 
+def test_bounds_of_rare_coins_are_those_that_hold_for_them():
+    made = monitor(300, header=RARE, seed=1)
+    found, counts = by_name(made), counts_of(made)
+    assert set(found) == set(BOUND_NAMES) - {"fdp_t"}
+    assert found["fdp_cp"].mu_lower == float(mu_clopper_pearson(counts, 0.05)) > 0
+    assert found["eps_cp"].epsilon_step_lower == float(epsilon_clopper_pearson(counts, DELTA, 0.05))
+    assert betting(made).assumptions[0] == "private coins of probability 0.1"
+    assert betting(monitor(20)).assumptions[0] == "fair private coins"
+
+
 def test_in_the_subsampled_game_a_steps_epsilon_is_of_its_own_curve():
     def of_step(noise: float) -> float:
         return SubsampledGaussianTradeoff(noise, 0.1).epsilon_at(DELTA)
@@ -263,9 +279,9 @@ def test_bounds_on_mu_miss_no_oftener_than_their_significance(runs, steps, sigma
     assert max(found.values()) > 0
 
 
-# --- The anytime bound on the run's epsilon, where the true noise varies without being declared.
-
 WITNESSES, LEVEL = 64, 0.05
+
+
 WITNESSED = RecordHeader(HEADER.canaries, ("weight",), (WITNESSES,), 2)
 
 
@@ -312,6 +328,13 @@ def test_a_ratio_is_composed_over_the_steps_that_it_was_proved_of_alone():
     assert of_a_running_maximum(monitor) > 1.05 * true
     assert 0.4 * true < bound.epsilon_lower <= true
     assert any("composed over the steps up to a look" in said for said in bound.assumptions)
+
+
+@pytest.mark.heavy
+def test_noise_that_is_raised_as_readme_allows_never_gives_more_than_its_cost():
+    noise = changing((1.0, 400), (1.5, 2600))
+    monitor = monitor_of(entries_of(noise))
+    assert of_a_running_maximum(monitor) > truth(noise) >= betting(monitor).epsilon_lower > 0
 
 
 NOISES = {
@@ -369,6 +392,36 @@ def test_a_resumed_audit_has_the_same_bounds():
     for level in (0.05, 1e-4, 0.013):
         assert betting(resumed, level) == betting(whole, level)
         assert mu_bound(resumed, DELTA, level) == mu_bound(whole, DELTA, level)
+
+
+def proved_at(ratio: float, taken: Sequence[Phase]) -> ProvedPart:
+    """What a bet of equal stakes proves where each of its logs is that of this ratio."""
+    sigma, rate, steps = np.array([astuple(phase) for phase in taken]).T
+    mus = np.array([score_mu(each) for each in sigma])
+    made = LeastLogs(1.0, True, mus, rate, np.full(len(taken), 0.3), steps, 0.0)
+    needed = float(steps @ made.logs(ratio / sigma[:, None])[:, 0])
+    return ProvedPart(ratio, int(steps.sum()), lambda: [replace(made, needed=needed)])
+
+
+def test_a_part_is_composed_of_its_own_claims():
+    claims = StepHistory()
+    for sigma, rate in [(1.0, 0.01)] * 30 + [(2.0, 0.01)] * 20 + [(1.0, 0.01)] * 50:
+        claims.add(sigma, rate)
+    assert claims.phases() == (Phase(1.0, 0.01, 80), Phase(2.0, 0.01, 20))
+    first = [Phase(1.0, 0.01, 30), Phase(2.0, 0.01, 10)]
+    assert claims.phases(40) == tuple(first)
+    assert claims.runs(60) == (Phase(1.0, 0.01, 30), Phase(2.0, 0.01, 20), Phase(1.0, 0.01, 10))
+    assert [claims.noise_at(n) for n in (30, 31, 51, None)] == [1.0, 2.0, 1.0, 1.0]
+    assert StepHistory().phases() == ()
+    part = proved_at(0.8, first)
+    found = epsilon_of_parts(claims, [part], DELTA)
+    assert found < epsilon_at_ratio(first, 0.8, DELTA)
+    (bet,) = part.logs()
+    least = min(epsilon_of_history(course, DELTA) for course in cheapest(bet, first))
+    assert 0.95 * least < found <= 1.002 * least
+    assert epsilon_of_parts(claims, [], DELTA) == 0.0
+    claims.add(1.0, None)
+    assert epsilon_of_parts(claims, [part], DELTA) is None
 
 
 def planned(steps: int, end: int | None) -> AuditMonitor:
@@ -460,7 +513,41 @@ def test_mu_bound_states_what_it_rests_on():
     assert mu_bound(AuditMonitor(WITNESSED, 1e-3), DELTA, LEVEL) == ()
 
 
-# ------------------------------------------------------------------ a real training
+class OtherNoise(DPOptimizer):
+    """Adds noise of another multiplier than is stated."""
+
+    taken = 0
+
+    def true_noise(self, stated: float) -> float:
+        raise NotImplementedError
+
+    def add_noise(self) -> None:
+        stated = self.noise_multiplier
+        self.noise_multiplier = self.true_noise(stated)
+        try:
+            super().add_noise()
+        finally:
+            self.noise_multiplier = stated
+        self.taken += 1
+
+
+class RisingNoise(OtherNoise):
+    """Less noise than stated at first, and more from step 80 on."""
+
+    FACTORS = changing((0.6, 80), (2.0, 520))
+
+    def true_noise(self, stated: float) -> float:
+        return stated * self.FACTORS[min(self.taken, len(self.FACTORS) - 1)]
+
+
+@pytest.mark.heavy
+def test_noise_that_rises_undeclared_in_a_training_proves_no_more_than_it_costs(audited):
+    module = PrivateModule(optimizer_class=RisingNoise, noise_multiplier=1.0)
+    report = audited(module, on_violation="warn", steps=600)
+    ((sigma, rate, steps),) = report.history
+    assert (sigma, steps) == (1.0, 600)
+    true = truth(RisingNoise.FACTORS, rate)
+    assert 0.2 * true < next(b for b in report.bounds if b.name == "betting").epsilon_lower <= true
 
 
 class StatedSchedule(DPOptimizer):
@@ -490,8 +577,6 @@ def test_a_schedule_that_is_stated_and_not_applied_proves_no_more_than_the_noise
     assert check(report, "epsilon").evidence["epsilon_lower"] <= true
 
 
-# ------------------------------------------------------------------ two hundred runs
-
 COURSES = {
     "rises": changing((1.0, 1000), (1.5, 9000)),
     "rises from half": changing((0.5, 300), (2.0, 9700)),
@@ -501,6 +586,8 @@ COURSES = {
     "alternates slowly": np.tile(np.repeat([0.7, 1.4], 500), 10),
     "constant": np.ones(10_000),
 }
+
+
 RUNS = 200
 
 

@@ -49,9 +49,15 @@ def test_parameters_trained_aside_stand_in_the_way_of_a_pass(audited, allow, exa
     assert any("`head.weight`" in item for item in verdict.pass_blockers) == ("no_dp" in allow)
 
 
-# --- The divisor that Opacus computes of the number of records, and what it costs to tell it.
+def test_report_holds_nothing_of_a_single_batch(trained):
+    text = (trained(examinations=1, bounds="all").directory / "report.json").read_text()
+    assert "batch_sizes" not in text
+    assert "summed_grad" not in text
+
 
 PRIVATE = PrivacyClaim(private_dataset_size=True)
+
+
 PARAMETERS = sum(p.numel() for p in mlp().parameters())
 
 

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import cpu_count, get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,13 +33,13 @@ from lightning_audit.run.facts import RunCourse
 from lightning_audit.session.planner import Ranks
 from lightning_audit.testing.faulty import FirstRowNotClipped
 
-# --- Trainings whose step depends on state of every kind, most of it beyond a replay's reach.
-
 #: Counts its calls, and tells how many there were; made in an empty folder.
 Count = Callable[[], float]
 
 
 COUNTED = contextvars.ContextVar("COUNTED", default=0)
+
+
 TOTAL = 0
 
 
@@ -90,8 +91,6 @@ class Counting(PrivateModule):
         return loss
 
 
-# --- A run examines steps by replay: what it finds, what a pass says, and what it leaves as it was.
-
 NAMES = ("replay.sensitivity", "replay.clipping", "replay.release", "coupling")
 
 
@@ -102,9 +101,6 @@ def private(kind: type[PrivateModule] = PrivateModule, **kwargs: Any) -> Private
 EXAMINED = {"examinations": 1}
 
 
-# ------------------------------------------------------------------ what is found
-
-
 def test_what_only_the_examination_sees_leads_the_report_with_two_digits(accused):
     report = accused(on_digits(FirstRowNotClipped), **EXAMINED, steps=2)
     fault = report.verdict.faults[0]
@@ -112,9 +108,6 @@ def test_what_only_the_examination_sees_leads_the_report_with_two_digits(accused
     assert "replay.clipping" in fault.consequences
     size = check(report, "replay.sensitivity").evidence["size"]
     assert size == float(f"{size:.2g}") > 1.0
-
-
-# ------------------------------------------------------------------ what a pass says
 
 
 @pytest.mark.heavy
@@ -152,6 +145,33 @@ def test_a_question_that_no_step_had_replays_for_blocks_a_pass_until_one_has(
     assert status(report, "replay.noise") == ("not_run" if blocked else "ok")
 
 
+def _burn() -> None:
+    while True:
+        sum(range(1000))
+
+
+@pytest.mark.heavy
+def test_a_busy_machine_comes_to_the_same_verdict_by_the_same_questions(audited):
+    def train(folder: str) -> AuditReport:
+        torch.manual_seed(0)
+        return audited(private(), examinations="auto", folder=folder, steps=200)
+
+    quiet = train("quiet")
+    context = get_context("spawn")
+    others = [context.Process(target=_burn, daemon=True) for _ in range(2 * (cpu_count() or 1))]
+    for other in others:
+        other.start()
+    try:
+        busy = train("busy")
+    finally:
+        for other in others:
+            other.kill()
+    asked = [{n: status(report, n) for n in (*NAMES, "replay.noise")} for report in (quiet, busy)]
+    assert set(asked[0].values()) == {"ok"}
+    assert asked[0] == asked[1]
+    assert quiet.verdict == busy.verdict
+
+
 def test_nothing_that_was_measured_leaves_a_correct_training(audited):
     report = audited(private(), **EXAMINED, steps=4)
     assert [dict(check(report, name).evidence) for name in NAMES] == [{}] * len(NAMES)
@@ -169,9 +189,6 @@ class Logs(PrivateModule):
 
 def test_metrics_that_records_decide_are_published_and_settings_are_not(audited):
     assert audited(private(Logs), **EXAMINED, steps=2).published == ("fit_loss",)
-
-
-# ------------------------------------------------------------------ the training is left alone
 
 
 class Remembering(PrivateModule):
@@ -261,9 +278,6 @@ def test_checkpoints_and_loggers_see_each_step_once(tmp_path):
     assert files(0) == files(3)
 
 
-# ------------------------------------------------------------------ when
-
-
 @pytest.mark.filterwarnings("ignore:You're resuming")
 @pytest.mark.usefixtures("all_numbers")
 def test_a_resumed_training_is_examined_anew(tmp_path):
@@ -324,8 +338,6 @@ def test_a_claim_about_replaced_records_is_asked_of_replaced_records(audited):
     assert status(report, "replay.sensitivity") == "ok"
 
 
-# --- No examination changes a training, whatever its step depends on.
-
 #: Kinds that are the same in each replay; with the others the step gives other bits each time.
 STEADY = {"global variable"}
 
@@ -373,8 +385,6 @@ def test_a_correct_training_is_examined_without_a_fork_too(tmp_path, monkeypatch
     assert {c.status for c in report.checks if c.name.startswith("replay")} == {"ok"}
     assert report.examination_cost["first"] > 0.0
 
-
-# --- Two trainings in two threads of a process: no examination of one disturbs the other.
 
 NOISE: list[bytes] = []
 

@@ -94,11 +94,6 @@ def test_an_epoch_that_ends_twice_is_logged_once():
     assert [row["epsilon_spent"] for row in course.epochs] == [1.0, 3.0]
 
 
-# --- Faults that no canary sees: each is shown to be in the libraries, and to be said by the audit.
-
-# ------------------------------------------------------------------ the loader
-
-
 class LoaderDropped(PrivateModule):
     """Keeps what make_private returns, to be compared with what Lightning trains on."""
 
@@ -125,9 +120,6 @@ def test_lightning_drops_the_loader_of_make_private(accused):
     assert (type(module.returned), type(module.used)) == (DPDataLoader, DataLoader)
     assert status(report, "sampling.not_poisson") == "violated"
     assert "DPDataLoader.from_data_loader" in report.verdict.root.look_at
-
-
-# ------------------------------------------------------------------ samplers of unknown type
 
 
 WORKERS = [0, pytest.param(1, marks=pytest.mark.heavy)]
@@ -166,9 +158,6 @@ def test_own_sampler_that_is_not_poisson_is_a_violation(accused, sampler, said, 
     assert said in report.verdict.summary
     assert (status(report, "sampling.rate") == "violated") >= (not said)
     assert status(report, "sampling.not_poisson") == ("violated" if said else "ok")
-
-
-# ------------------------------------------------------------------ physical batches
 
 
 class Whole(BatchSplittingSampler):
@@ -224,9 +213,6 @@ def test_a_sampler_without_a_length_keeps_logical_batches_whole(audited, workers
     assert report.steps == 3 * 8
 
 
-# ------------------------------------------------------------------ ghost clipping
-
-
 class Ghost(PrivateModule):
     """Ghost clipping without noise, with its loss under the key that Lightning takes."""
 
@@ -261,15 +247,32 @@ def ghost(tmp_path: Path, module: Ghost, **kwargs: Any) -> Ghost:
     return module
 
 
+def test_ghost_clipping_trains_on_the_last_of_accumulated_batches_only(tmp_path):
+    one_batch = {"limit_train_batches": 2, "accumulate_grad_batches": 2}
+
+    class SecondBatchOnly(Ghost):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            x, y = batch
+            x, y = (x, y) if batch_idx else (x[:1], y[:1])  # another first batch
+            return super().training_step((x, y), batch_idx)
+
+    torch.manual_seed(1)
+    whole = Ghost()
+    torch.manual_seed(1)
+    other = SecondBatchOnly()
+    sums = [ghost(tmp_path, module, **one_batch).sums[-1] for module in (whole, other)]
+    assert torch.allclose(sums[0], sums[1])
+    (remark,) = ghost_remarks(whole.private, 2, None)
+    assert "accumulate_grad_batches=2 trains on one batch in 2 only" in remark
+    assert "BatchMemoryManager" in remark
+
+
 def test_lightning_shortens_the_clipped_sum_of_ghost_clipping(tmp_path):
     module = ghost(tmp_path, Ghost(), gradient_clip_val=0.01)
     assert float(module.sums[-1].norm()) == pytest.approx(0.01, rel=1e-3)
     (remark,) = ghost_remarks(module.private, 1, 0.01)
     assert "gradient_clip_val=0.01 shortens the sum" in remark
     assert "gradient_clip_val=None" in remark
-
-
-# ------------------------------------------------------------------ accounting
 
 
 def test_an_accountant_whose_hook_was_replaced_is_told_to_be_missing(audited):
@@ -287,8 +290,6 @@ def test_accumulation_over_more_batches_than_an_epoch_has_is_said():
         RunLints(notes, 1e-3, Ranks()).note_settings([], [], info)
         assert [note[: len(said[0])] for note in notes.sentences] == said
 
-
-# --- Sample rates that change while a training goes on.
 
 RAISED, BATCH, RECORDS = 2, 32, 512
 

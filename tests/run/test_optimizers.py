@@ -56,8 +56,6 @@ from lightning_audit.session.planner import Ranks
 from lightning_audit.session.step import AuditSession
 from lightning_audit.testing.faulty import HalfNoise
 
-# --- Several private optimizers in one training: each step of each is audited.
-
 
 class Toggled(TwoNets):
     """Only the parameters of the optimizer whose turn it is ask for gradients."""
@@ -249,9 +247,6 @@ def test_two_generators_of_one_seed_are_a_violation_and_one_generator_is_not(aud
     assert (report.verdict.outcome == "VIOLATION") == (not shared)
 
 
-# ------------------------------------------------------------------ resume
-
-
 class Stepwise(TwoNets):
     """Every step is a function of the weights and of the step's number."""
 
@@ -314,7 +309,9 @@ def test_a_checkpoint_of_another_number_of_optimizers_is_refused(tmp_path):
         trainer_for(tmp_path / "one", GoesOn(), audit, max_steps=4).fit(PrivateModule())
 
 
-# ------------------------------------------------------------------ files
+def test_input_canaries_of_several_optimizers_are_refused_when_the_training_starts(tmp_path):
+    with pytest.raises(MisconfigurationException, match="all 2 private optimizers at once"):
+        trainer_for(tmp_path, PrivacyAudit(canaries=[Blank()]), max_steps=2).fit(TwoNets())
 
 
 def test_a_later_run_moves_all_records_of_an_earlier_one(audited):
@@ -328,9 +325,6 @@ def test_a_later_run_moves_all_records_of_an_earlier_one(audited):
         assert AuditReport.load(folder / "report.json").steps == 4
     assert not (audited.directory / "observations-2.bin").exists()
     assert report.records == ("observations.bin",)
-
-
-# --- What code of one's own is given when it asks, and what is read of it; no Trainer is needed.
 
 
 @pytest.fixture
@@ -378,6 +372,15 @@ def test_between_batches_and_when_closed_nobody_is_given_anything():
     assert bare.column("coins").sum() == 0
 
 
+def test_a_gradient_that_is_released_twice_in_a_step_stands_in_the_way_of_a_pass(bare):
+    bare.session.start_batch()
+    gradient = bare.clipped_mean(bare.sample_gradients())
+    for _ in range(2):
+        lightning_audit.released(gradient, module=bare.net)
+    (sentence,) = bare.session.planner.pass_blockers
+    assert sentence.startswith("lightning_audit.released was called more than once in a step")
+
+
 def test_what_is_no_dictionary_of_gradients_is_refused_with_what_it_should_be(bare):
     bare.session.start_batch()
     stacked = list(bare.sample_gradients().values())
@@ -385,9 +388,6 @@ def test_what_is_no_dictionary_of_gradients_is_refused_with_what_it_should_be(ba
         lightning_audit.per_sample(stacked, module=bare.net)  # type: ignore[type-var]
     with pytest.raises(ValueError, match="grads=list must be a dict"):
         lightning_audit.released(stacked, module=bare.net)  # type: ignore[type-var]
-
-
-# --- Which session audits a private optimizer, with what coins, and what is read off it.
 
 
 def names_in(module: torch.nn.Module) -> dict[int, str]:
@@ -454,9 +454,6 @@ def test_optimizer_made_anew_each_epoch_is_followed(audited):
     report = audited(Renewing(), max_epochs=2)
     assert report.verdict.outcome == "PASS"
     assert (report.steps, report.observations) == (64, 64 * 8)
-
-
-# --- Optimizers that cannot be audited are refused before the first step, with what to change.
 
 
 def test_two_private_optimizers_of_one_parameter_are_refused():
