@@ -19,16 +19,14 @@ from opacus.optimizers import DPOptimizer
 from places import DOCS
 from resume_support import RESUMING
 from stages import staged
-from trained import UnifiedModule, ValidatedModule, check, on_digits, private, violated, weights
+from trained import ValidatedModule, check, on_digits, private, violated, weights
 from training_matrix import COMPARED, ROWS, Row, markdown
 from training_support import PrivateModule, assert_no_hooks_left, report_in, status, trainer_for
 
 from lightning_audit import AuditReport, EpsilonStar, Examination, PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Constant, Random
-from lightning_audit.record.store import EARLIER, ENTERED, INJECTED, read_observations
+from lightning_audit.record.store import ENTERED, read_observations
 from lightning_audit.report.text import screen
-from lightning_audit.testing.fault import Fault
-from lightning_audit.testing.trainings import GhostInParts, PhysicalBatches
 from lightning_audit.verdict.judge import NOT_COUNTED
 
 pytestmark = RESUMING
@@ -57,9 +55,8 @@ def _passes(report: AuditReport) -> None:
     assert violated(report) == []
 
 
-@pytest.mark.parametrize("mode", staged(["hooks"], nightly=["functorch"]))
-def test_sound_training_passes_and_leaves_a_report(trained, mode):
-    done = trained(*([] if mode == "hooks" else [private(mode=mode)]))
+def test_sound_training_passes_and_leaves_a_report(trained):
+    done = trained()
     report, spent = done.report, done.report.epsilon_spent
     _passes(report)
     assert (report.steps, report.observations) == (64, 64 * 8)
@@ -178,22 +175,6 @@ def test_rdp_accountant_passes_and_claims_more_than_is_spent(audited):
     assert report.epsilon_spent < report.claimed_epsilon
 
 
-@pytest.mark.nightly  # `test_claim_budget` has noise that falls
-def test_noise_multiplier_that_changes_is_followed(audited):
-    class Rising(PrivateModule):
-        def on_train_epoch_start(self) -> None:
-            self.trainer.optimizers[0].noise_multiplier = 1.0 + self.current_epoch
-
-    report = audited(Rising(), max_epochs=2, folder="as it is")
-    # A loss may have set it at the epoch's end, for all that is seen.
-    assert report.verdict.outcome == "INCONCLUSIVE"
-    (blocker,) = report.verdict.pass_blockers
-    assert "state allow=['ledger.schedule']" in blocker
-    report = audited(Rising(), allow=["ledger.schedule"], max_epochs=2, folder="allowed")
-    _passes(report)
-    assert report.history == ((1.0, RATE, 32), (2.0, RATE, 32))
-
-
 def test_gradients_that_are_not_finite_never_pass(audited):
     class Diverging(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -257,19 +238,6 @@ def test_audited_model_is_the_unaudited_one_and_every_generator_is_where_it_woul
     assert np.array_equal(before.numpy, after.numpy)
     assert before.python == after.python
     assert torch.equal(*(own.get_state() for *_, own in ends))
-
-
-@pytest.mark.parametrize("kind", staged([PhysicalBatches], nightly=[GhostInParts]))
-def test_canaries_in_any_part_of_a_split_batch_leave_the_model_as_it_would_be(tmp_path, kind):
-    ends = []
-    for audits in ([], [PrivacyAudit(seed=1)]):
-        torch.manual_seed(3)
-        module = Fault("sound", "nothing", "", training=kind).module(pl.LightningModule)
-        trainer_for(tmp_path, *audits, max_steps=41).fit(module)
-        ends.append(weights(module).double())
-    assert_same_model(*ends)
-    _, entries = read_observations(tmp_path / "audit" / "observations.bin")
-    assert set(entries["canaries"]) == {INJECTED, EARLIER}
 
 
 def test_making_the_callback_draws_nothing_from_global_generators():
@@ -437,11 +405,7 @@ for _hook in dir(pl.Callback):
         setattr(Copies, _hook, _taking(_hook))
 
 
-class CopiesBoth(Copies, lightning.pytorch.Callback):
-    """The same, of the other package."""
-
-
-class InTheStep:
+class Copied(PrivateModule):
     """Copies in the training step and in the optimizer's, where Lightning has no hook."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -453,41 +417,22 @@ class InTheStep:
         super().optimizer_step(*args, **kwargs)
 
 
-class Copied(InTheStep, PrivateModule):
-    """Of pytorch_lightning."""
-
-
-class UnifiedCopied(InTheStep, UnifiedModule):
-    """Of lightning.pytorch."""
-
-
 def copied_training(
-    directory: Path, kind: type, trainer_class: type, audit: PrivacyAudit, copies: Any
+    directory: Path, kind: type, audit: PrivacyAudit, copies: Any
 ) -> tuple[AuditReport, dict[str, torch.Tensor]]:
     torch.manual_seed(7)
     module = kind()
     module.copies = copies
     callbacks = [copies, audit] if copies is not None else [audit]
-    trainer_for(
-        directory, *callbacks, trainer_class=trainer_class, max_epochs=2, limit_train_batches=4
-    ).fit(module)
+    trainer_for(directory, *callbacks, max_epochs=2, limit_train_batches=4).fit(module)
     return report_in(directory), module.state_dict()
 
 
-@pytest.mark.parametrize(
-    ("plain", "copied", "trainer_class", "copies_class"),
-    staged(
-        quick=[(PrivateModule, Copied, pl.Trainer, Copies)],
-        nightly=[(UnifiedModule, UnifiedCopied, lightning.pytorch.Trainer, CopiesBoth)],
-    ),
-)
-def test_copies_at_every_hook_leave_the_training_as_it_was_and_hold_nothing_of_it(
-    tmp_path, plain, copied, trainer_class, copies_class
-):
+def test_copies_at_every_hook_leave_the_training_as_it_was_and_hold_nothing_of_it(tmp_path):
     alone, audit = (PrivacyAudit(claimed_epsilon=50.0, seed=1) for _ in range(2))
-    report, before = copied_training(tmp_path / "alone", plain, trainer_class, alone, None)
-    copies = copies_class(audit)
-    got, after = copied_training(tmp_path / "copied", copied, trainer_class, audit, copies)
+    report, before = copied_training(tmp_path / "alone", PrivateModule, alone, None)
+    copies = Copies(audit)
+    got, after = copied_training(tmp_path / "copied", Copied, audit, copies)
     assert {"on_before_optimizer_step", "training_step", "teardown"} <= copies.hooks
     assert after.keys() == before.keys()
     assert [name for name in after if not torch.equal(before[name], after[name])] == []

@@ -1,8 +1,6 @@
 """Ways in which people bring Opacus into a Lightning training, other than in the module's net."""
 
 import csv
-import json
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -22,15 +20,14 @@ from opacus import PrivacyEngine
 from opacus.data_loader import DPDataLoader
 from opacus.lightning import DPLightningDataModule
 from opacus.optimizers import DPOptimizer
-from places import EXAMPLES, REPOSITORY
+from places import REPOSITORY
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from stages import staged
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
-from trained import Audited
+from torch.utils.data import DataLoader
 from training_matrix import COMPARED, ROWS, Row
 from training_support import (
     PrivateModule,
@@ -58,9 +55,6 @@ from lightning_audit import (
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.history import Phase
 from lightning_audit.canaries import BlockPair, Crafted, Dirac, Mislabeled, Random, Spread
-from lightning_audit.checks.check import REGISTRY
-from lightning_audit.checks.disclosure import shown
-from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.named_bounds import BOUND_NAMES
 from lightning_audit.testing.faulty import FirstRowNotClipped, HalfNoise
 
@@ -186,13 +180,6 @@ def test_short_epochs_are_looked_at_first_and_last_and_long_ones_each(audited, m
     assert epochs(max_epochs=9, max_steps=20) == [0, 2]
 
 
-def test_what_another_callback_goes_by_is_logged_at_each_epoch(audited, monkeypatch):
-    monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
-    other = pl.callbacks.EarlyStopping("audit/epsilon_lower", mode="max", patience=9)
-    report = audited(PrivateModule(), other, **SHORT, max_epochs=3)
-    assert [row["epoch"] for row in report.epochs] == [0, 1, 2]
-
-
 def test_checkpoints_can_be_chosen_by_an_audit_metric_of_each_epoch(tmp_path, audited, monkeypatch):
     monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
     by = {"monitor": "audit/epsilon_spent", "mode": "min", "filename": "{epoch}"}
@@ -284,57 +271,6 @@ def test_a_coarse_field_seldom_differs_between_neighbours(tmp_path):
 
 
 # ------------------------------------------------------------------ what a review read off reports
-
-
-def one_full_batch(audited: Audited, value: float) -> dict[str, dict]:
-    """Evidence of one full-batch step with noise multiplier 20, by check."""
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(64, 8, generator=generator)
-    x[3, 0] = value
-    data = TensorDataset(x, torch.randint(0, 10, (64,), generator=generator))
-    torch.manual_seed(2)
-    noise = {"noise_multiplier": 20.0, "generator": torch.Generator().manual_seed(5)}
-    module = PrivateModule(dataset=data, batch_size=64, **noise)
-    report = audited(module, claimed_epsilon=1000.0, steps=1)
-    return {check.name: dict(check.evidence) for check in report.checks}
-
-
-def test_one_value_of_a_record_is_not_read_off_the_norm_of_the_clipped_sum(audited):
-    private = {check.name: check.public for check in REGISTRY.values() if check.private}
-    noise = ("excess", "mean", "shape", "entries", "whole")
-    reuse = ("forecast", "entries", "recurrence")
-    hidden = [f"noise.{name}" for name in noise] + [f"reuse.{name}" for name in reuse]
-    one, other = (one_full_batch(audited, value) for value in (0.0, 4.0))
-    for name in (*hidden, "coupling"):
-        assert one[name] == other[name] == {}
-    for name in private.keys() & one.keys():
-        assert {*one[name]} <= {*private[name]}
-
-
-#: By check, a number of the data that is computed and not in the report.
-OF_DATA = (
-    *(("noise.excess", name) for name in ("sum_norm_over_terms", "ratio")),
-    *(("noise.mean", name) for name in ("positive", "negative")),
-    *(("reuse.recurrence", "difference_ratio"), ("coupling", "change")),
-)
-
-
-def test_a_number_of_the_data_that_is_computed_is_not_in_the_report(audited, monkeypatch):
-    computed: dict[str, dict[str, object]] = {}
-
-    def watched(check: CheckResult, significance: float) -> CheckResult:
-        computed[check.name] = dict(check.evidence)
-        return shown(check, significance)
-
-    monkeypatch.setattr("lightning_audit.run.evaluation.shown", watched)
-    audited(PrivateModule(), examinations=1, steps=20)
-    text = (audited.directory / "report.json").read_text()
-    checks = {check["name"]: check for check in json.loads(text)["checks"]}
-    for check, number in OF_DATA:
-        assert number in computed[check]
-        assert checks[check]["status"] == "ok"
-        assert number not in checks[check]["evidence"]
-        assert number == "ratio" or f'"{number}"' not in text
 
 
 class OwnClipping(FirstRowNotClipped):
@@ -523,37 +459,7 @@ def test_accountant_that_starts_anew_each_epoch_is_found_to_forget(accused):
     assert status(report, "noise") == "ok"
 
 
-def test_noise_that_is_halved_from_the_second_epoch_on_is_a_violation(accused):
-    class Worsening(MakePrivate):
-        def _make(self, *args: Any) -> None:
-            self.optimizer_class = HalfNoise if self.made else DPOptimizer
-            super()._make(*args)
-
-    report = accused(PlainModule(), Worsening("on_train_epoch_start", once=False), max_epochs=3)
-    assert report.verdict.fault.startswith(f"noise too small from step {STEPS_PER_EPOCH + 1} on")
-    assert STEPS_PER_EPOCH < report.steps < 2 * STEPS_PER_EPOCH
-    assert report.epochs[0]["violated"] == 0.0
-
-
 # ------------------------------------------------------------------ wrap_model
-
-
-class Unwrapped(PrivateModule):
-    """The network stays what it is; Opacus' hooks hang on its layers."""
-
-    def configure_optimizers(self) -> DPOptimizer:
-        plain, loader = self.inner(self.trainable()), self.plain_loader()
-        self.hooks, optimizer = made_private(self.engine, self.net, plain, loader, wrap_model=False)
-        return optimizer
-
-
-def test_training_without_a_wrapped_model_passes_without_a_copy(audited):
-    module = Unwrapped()
-    report = audited(module)
-    assert type(module.net) is nn.Sequential
-    assert_sound(report, 64)
-    assert not any("copied" in note for note in report.notes), report.notes
-    assert_no_hooks_left(module)
 
 
 # --- The audit by YAML and by command line, through the LightningCLI of both packages.
@@ -720,24 +626,3 @@ def test_violation_leaves_the_command_line_as_an_error(package, tmp_path):
     assert report_in(tmp_path).verdict.outcome == "VIOLATION"
     saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert saved["trainer"]["callbacks"][0]["init_args"]["seed"] == 1
-
-
-@pytest.mark.nightly
-def test_the_example_passes_with_the_other_package_in_its_place(tmp_path):
-    """As it stands it is run as the README's command."""
-    script = tmp_path / "cli.py"
-    source = (EXAMPLES / "cli.py").read_text(encoding="utf-8")
-    assert source.count("import pytorch_lightning as pl") == 1
-    script.write_text(source.replace("pytorch_lightning", "lightning.pytorch"), encoding="utf-8")
-    command = [sys.executable, str(script), "fit", "--config", str(EXAMPLES / "audit.yaml")]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    report = AuditReport.load(tmp_path / "audit" / "report.json")
-    assert report.verdict.outcome == "PASS", report.verdict
-    assert report.observations == 4 * report.steps == 4 * 145
-    configured = yaml.safe_load((EXAMPLES / "audit.yaml").read_text(encoding="utf-8"))
-    arguments = configured["trainer"]["callbacks"][0]["init_args"]
-    assert report.settings["claim"]["noise_multiplier"] == arguments["claim"]["noise_multiplier"]
-    assert len(report.settings["canaries"]) == len(arguments["canaries"])

@@ -184,17 +184,10 @@ class InInnerStep(PrivateModule):
         return super().configure_optimizers()
 
 
-class InDataSet(PrivateModule):
-    def train_dataloader(self) -> Any:
-        loader = super().train_dataloader()
-        loader.collate_fn = failing(self.error)
-        return loader
-
-
 @pytest.mark.parametrize(
     ("kind", "of"),
     [
-        *((kind, Theirs) for kind in (InTrainingStep, InAddNoise, InInnerStep, InDataSet)),
+        *((kind, Theirs) for kind in (InTrainingStep, InAddNoise, InInnerStep)),
         (InTrainingStep, MemoryError),
     ],
 )

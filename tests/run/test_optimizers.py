@@ -45,7 +45,6 @@ from lightning_audit.results.audit_report import SCHEMA_VERSION, UnauditableTrai
 from lightning_audit.run.facts import TrainingInfo
 from lightning_audit.run.optimizers import (
     HandWrittenFront,
-    _coins,
     facts_of,
     hand_written_step,
     new_session,
@@ -424,13 +423,6 @@ def test_the_divisor_is_known_of_a_mean_only():
     assert facts_of(optimizer).expected_batch_size is None
     optimizer.loss_reduction, optimizer.world_size = "mean", 4
     assert facts_of(optimizer).expected_batch_size == 64
-
-
-def test_coins_are_a_function_of_the_seed_and_the_optimizers_number():
-    tosses = [_coins(s, n).integers(0, 2, 10_000) for s in (5, 6) for n in (1, 2, 3)]
-    again = [_coins(s, n).integers(0, 2, 10_000) for s in (5, 6) for n in (1, 2, 3)]
-    assert all(map(np.array_equal, tosses, again))
-    assert np.abs(np.corrcoef(tosses) - np.eye(6)).max() < 5 / np.sqrt(10_000)
 
 
 def optimizer_like(old: Any, inner: torch.optim.Optimizer) -> Any:
