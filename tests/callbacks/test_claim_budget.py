@@ -23,13 +23,16 @@ from training_support import ManualModule, PrivateModule, digits, mlp, report_in
 from lightning_audit import AuditReport, ClaimUsedUp, PrivacyAudit, PrivacyClaim, PrivacyViolation
 from lightning_audit.accounting.composition import epsilon_of_passes
 from lightning_audit.accounting.history import Phase
-from lightning_audit.accounting.spending import composed_epsilon
+from lightning_audit.accounting.spending import composed_epsilon, steps_within
 from lightning_audit.report.text import status_line
 
 pytestmark = RESUMING
 
+
 #: Epsilon that about half of the steps below keep to.
 CLAIMED = 1.5
+
+
 PLANNED = 96
 
 
@@ -239,6 +242,13 @@ class Falling(PrivateModule):
             ExponentialNoise(self.optimizers().optimizer, gamma=0.7).step()
 
 
+class EachStep(PrivateModule):
+    """Multiplies the noise behind each batch."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        ExponentialNoise(self.optimizers().optimizer, gamma=0.99).step()
+
+
 def test_noise_that_falls_is_counted_as_it_falls(tmp_path):
     report = trained(tmp_path, Falling(), claimed_epsilon=3.0)
     assert 32 < report.steps < PLANNED
@@ -302,3 +312,17 @@ def test_batches_that_are_added_up_later_in_the_training_are_counted_so(audited)
     report = audited(module, schedule, **given)
     assert len({rate for _, rate, _ in report.history}) == 2
     assert 3.0 < check(report, "accounting").evidence["epsilon_spent"] <= 4.0
+
+
+@pytest.mark.nightly
+def test_where_the_training_goes_on_it_is_not_counted_again(tmp_path, monkeypatch):
+    calls = []
+
+    def counted(*args: Any, **kwargs: Any) -> int | None:
+        calls.append(args)
+        return steps_within(*args, **kwargs)
+
+    monkeypatch.setattr("lightning_audit.run.claim_budget.steps_within", counted)
+    report = trained(tmp_path, EachStep(), claimed_epsilon=CLAIMED, on_violation="warn")
+    assert report.steps == PLANNED
+    assert len(calls) < 20

@@ -4,18 +4,22 @@ import dataclasses
 
 import pytest
 import torch
-from hand_written_support import BATCH, CLAIM, RECORDS, HandWritten, InHook
+from hand_written_support import BATCH, CLAIM, CLIP, RECORDS, SIGMA, HandWritten, InHook
+from opacus import GradSampleModule
+from opacus.data_loader import DPDataLoader
 from opacus.optimizers import DPOptimizer
 from stages import staged
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
-from training_support import ManualModule, random_data, trainer_for
+from training_support import ManualModule, mlp, random_data, trainer_for
 
 import lightning_audit
 from lightning_audit import PrivacyAudit
 
 pytestmark = pytest.mark.training
+
+
 FIXED = dataclasses.replace(CLAIM, sampling="shuffled")
 
 
@@ -196,6 +200,27 @@ def test_a_gradient_that_a_hook_writes_within_the_closure_is_replayed(tmp_path):
         "replay.release",
         "replay.noise",
     }
+
+
+class Uncounted(ManualModule):
+    """Round 2 of a federated client: no accountant counts its steps."""
+
+    def configure_optimizers(self):
+        net = GradSampleModule(mlp())
+        self.net = net
+        own = torch.optim.SGD(net.parameters(), lr=0.1)
+        return DPOptimizer(
+            own, noise_multiplier=SIGMA, max_grad_norm=CLIP, expected_batch_size=BATCH
+        )
+
+    def train_dataloader(self):
+        return DPDataLoader.from_data_loader(DataLoader(random_data(RECORDS), batch_size=BATCH))
+
+
+def test_steps_that_no_accountant_counts_do_not_pass_and_the_first_line_says_so(tmp_path):
+    report = audited(tmp_path, Uncounted(), claim=None)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert report.verdict.summary == "no epsilon is known, because no accountant counts the steps"
 
 
 class OtherEngine(HandWritten):

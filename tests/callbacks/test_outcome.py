@@ -102,6 +102,13 @@ def test_violation_stops_the_training_and_is_raised_in_on_fit_end(tmp_path):
     assert_no_hooks_left(module)
 
 
+def test_warn_trains_to_the_end_and_raises_nothing(trained):
+    done = trained(private(HalfNoise), on_violation="warn", max_epochs=3, limit_train_batches=8)
+    assert (done.report.verdict.outcome, done.report.steps) == ("VIOLATION", 24)
+    assert done.module.trainer.current_epoch == 3
+    assert sum("privacy audit: VIOLATION (mechanism)" in line for line in done.logged) == 1
+
+
 def test_inconclusive_audit_is_raised_where_asked(tmp_path):
     audit = PrivacyAudit(on_inconclusive="raise", seed=1)
     with pytest.raises(InconclusiveAudit, match="more steps are needed") as raised:
@@ -121,8 +128,6 @@ def test_every_check_is_shown_on_request_and_else_a_summary(trained, verbose):
     assert "INCONCLUSIVE" in done.shown
     assert "report.json" in done.shown
 
-
-# --- Pages that real trainings write: of each outcome, and of claims of every kind.
 
 #: As it is before `short_report` leaves it out.
 _WRITE_PAGE = ReportFiles.write_page
@@ -192,9 +197,6 @@ def test_a_page_says_what_was_found_and_claimed(tmp_path, page_of, name):
     text = page_of(PrivateModule(**module), **audit).text
     assert not [part for part in words if part not in text]
     assert name != "correct" or f"PASS: {tmp_path.name} \N{EN DASH} privacy audit" in text
-
-
-# --- A violation ends the training at once: before the first step, or behind the one that shows it.
 
 
 class NotPrivate(PrivateModule):

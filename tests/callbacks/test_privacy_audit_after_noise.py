@@ -32,8 +32,6 @@ import lightning_audit
 from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.canaries import Dirac, Mislabeled
 
-# --- What is done to a release is no fault, and what is done with anything else is.
-
 
 def with_opacus(
     kind: type[DPOptimizer], *, closure: bool = True, **kwargs: Any
@@ -128,6 +126,11 @@ def test_a_hand_written_release_is_not_accused_and_half_the_noise_of_it_is_named
     assert_too_little_noise(run(tmp_path / "half", by_hand_that(name, 0.5, kind)(), seed))
 
 
+def test_half_the_noise_of_plain_hand_written_dp_sgd_is_named_without_more_calls(tmp_path):
+    plain = _kind(ByHand, process=staticmethod(support.nothing), share=0.5)
+    assert_too_little_noise(run(tmp_path, plain(says=False)))
+
+
 #: Ways to release something else than the whole gradient, by what they are called.
 SHAPES: dict[str, type[Processing]] = {"masked": MaskedBeforeClipping, "blocks": BlockCyclic}
 
@@ -156,9 +159,6 @@ def test_noise_that_is_left_out_where_the_data_have_no_gradient_is_found(tmp_pat
 
     report = run(tmp_path, with_opacus(WhereGradientsAre))
     assert report.verdict.outcome == "VIOLATION", report.verdict
-
-
-# ------------------------------------------------------------------ what is not of the release
 
 
 class TakesNoiseBack(DPOptimizer):
@@ -252,9 +252,6 @@ def test_an_input_canary_is_read_where_the_release_is_shown(tmp_path):
     assert not [c.name for c in report.checks if c.status in ("violated", "undecided")]
 
 
-# ------------------------------------------------------------------ released
-
-
 def models(
     folder: Path, make: Callable[[], pl.LightningModule], audit: PrivacyAudit
 ) -> list[torch.Tensor]:
@@ -328,9 +325,6 @@ def test_the_model_is_the_unaudited_one_where_a_closure_runs_twice(tmp_path):
     torch.testing.assert_close(*models(tmp_path, make, PrivacyAudit(seed=1)), rtol=1e-3, atol=1e-5)
 
 
-# --- A training may set the noise of a step in a hook of its own, after the audit's.
-
-
 class LouderInTheEnd(Forwarding):
     """Raises the noise multiplier before some step."""
 
@@ -356,9 +350,6 @@ def test_noise_that_is_changed_before_a_step_is_that_of_the_step(audited, kind, 
     assert {sigma for sigma, *_ in report.history} == {1.0, after}
     assert status(report, "accounting") == "ok"
     assert status(report, "noise.excess") == "ok"
-
-
-# --- What the optimizer inside Opacus' may do with the gradient, and what the audit makes of it.
 
 
 class OnTopOfTorchs(torch.optim.SGD):

@@ -2,12 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from gan_support import GENERATOR, REASON, Dcgan, Gan, GanWithEncoder
+from hand_written_support import BATCH, CLAIM, HandWritten
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from opacus import GradSampleModule
 from pytorch_lightning.utilities import CombinedLoader
@@ -45,7 +47,6 @@ from lightning_audit.verdict.gate import contradictions
 
 pytestmark = RESUMING
 
-# --- Noise that is correlated over steps by design: `PrivacyClaim(noise_coefficients=...)`.
 
 BANDED = PrivacyClaim(noise_coefficients=COEFFICIENTS)
 
@@ -72,6 +73,21 @@ def test_right_banded_noise_passes_and_the_gate_takes_the_report(trained, capsys
     assert {c.status for c in done.report.checks} <= {"ok", "not_run"}
     assert main(["check", str(done.directory / "report.json")]) == 0
     assert "the mechanism alone was judged" in capsys.readouterr().out
+
+
+class TwiceTheDraws(BandedNoise):
+    """Two times the draws: noise of half the multiplier that is claimed, and weights of twice."""
+
+    coefficients = tuple(2.0 * c for c in COEFFICIENTS)
+
+
+@pytest.mark.nightly
+def test_the_first_coefficient_is_the_weight_of_a_steps_own_draw(audited, accused):
+    claim = PrivacyClaim(noise_coefficients=TwiceTheDraws.coefficients)
+    report = audited(banded(TwiceTheDraws), claim=claim, folder="right", steps=250)
+    assert (report.verdict.outcome, report.history[0][0]) == ("PASS", 2.0)
+    found = accused(banded(), claim=claim, folder="single", steps=20)
+    assert found.verdict.root.name == "noise_too_small"
 
 
 class WholeSum(BandedNoise):
@@ -120,12 +136,6 @@ def test_banded_noise_by_hand_passes(audited):
     assert report.verdict.outcome == "PASS"
     assert_nothing_is_composed(report)
     assert any("the noise was not read without the data" in note for note in report.notes)
-
-
-# ------------------------------------------------------------------ replays
-
-
-# ------------------------------------------------------------------ going on
 
 
 class KeepsItsDraws(StepwiseModule):
@@ -197,9 +207,6 @@ def test_steps_that_nobody_saw_do_not_accuse_the_later_ones(tmp_path):
     assert not [c.name for c in report.checks if c.status in ("violated", "warned")]
 
 
-# ------------------------------------------------------------------ the gate
-
-
 def _claims_independent_noise(report: dict[str, Any]) -> None:
     report["settings"]["claim"]["noise_coefficients"] = None
 
@@ -224,9 +231,9 @@ def test_an_edited_report_is_caught(trained):
         assert contradictions(AuditReport.from_json(with_(report.to_json(), edit))), name
 
 
-# --- Trainings on shuffled batches that claim what they cost, and ones that do not.
-
 DELTA, EPOCHS, RECORDS = 1e-5, 3, 480
+
+
 HOLDS = epsilon_of_passes(1.0, EPOCHS, DELTA)
 
 
@@ -390,6 +397,22 @@ def test_records_that_enter_more_than_one_row_or_step_do_not_pass(audited, kind)
     assert report.verdict.outcome == "INCONCLUSIVE", report.verdict
 
 
+def test_several_steps_a_batch_by_hand_are_several_passes(audited):
+    class Thrice(HandWritten):
+        def train_dataloader(self) -> DataLoader:
+            return DataLoader(self.dataset, batch_size=BATCH, shuffle=True)
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            for _ in range(3):
+                super().training_step(batch, batch_idx)
+
+    given = {"sampling": "shuffled", "epsilon": 99.0, "delta": DELTA, "sample_rate": BATCH / 512}
+    stated = replace(CLAIM, **given)
+    module = Thrice(dataset=random_data(512))
+    report = audited(module, claim=stated, on_violation="warn", max_epochs=2)
+    assert report.epsilon_spent == epsilon_of_passes(stated.noise_multiplier, 6, DELTA)
+
+
 def test_ten_steps_on_one_of_many_batches_are_ten_passes_for_its_records(audited):
     class TenOnOne(ByHand):
         def takes(self, batch_idx: int) -> int:
@@ -399,8 +422,6 @@ def test_ten_steps_on_one_of_many_batches_are_ten_passes_for_its_records(audited
     assert report.epsilon_spent == epsilon_of_passes(1.0, 10, DELTA)
     assert status(report, "accounting") == "violated"
 
-
-# --- A finding is allowed of one optimizer or some parameters, for a reason, and nowhere else.
 
 #: Lightning counts the steps of all optimizers.
 STEPS = {"max_steps": 240}

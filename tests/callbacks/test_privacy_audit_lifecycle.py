@@ -46,11 +46,6 @@ from lightning_audit.testing.faulty import ClipAtTwice, HalfNoise
 
 pytestmark = RESUMING
 
-# --- When the audit attaches, writes, stops, raises and lets go.
-
-
-# ------------------------------------------------------------------ trainings that break off
-
 
 class Failing(PrivateModule):
     """Fails at one step."""
@@ -91,12 +86,6 @@ def test_violation_seen_before_the_training_broke_off_is_reported(tmp_path):
     assert (report.verdict.outcome, report.complete) == ("VIOLATION", False)
 
 
-# ------------------------------------------------------------------ again and again
-
-
-# ------------------------------------------------------------------ the record
-
-
 def test_checks_stand_in_the_order_of_the_registry(trained):
     report = trained().report
     for each in {c.status for c in report.checks}:
@@ -123,8 +112,6 @@ def test_replayed_record_gives_the_reports_e_values(trained, kind):
     assert tuple(map(astuple, monitor.history)) == report.history
     assert monitor.steps == report.steps
 
-
-# --- A training that is killed at any moment, also in the middle of writing, goes on as it would.
 
 STEPS, EVERY = 96, 5
 
@@ -204,9 +191,6 @@ def test_each_fit_of_a_callback_starts_anew_and_keeps_the_report_of_the_one_befo
     assert AuditReport.load(folder / "previous-2" / "report.json") == second
 
 
-# --- What changes during a training: layers, noise, seeds, parameters beside the private ones.
-
-
 WARNS = {"on_violation": "warn"}
 
 
@@ -265,6 +249,25 @@ class GainsAPrivateLayer(PrivateModule):
         return functional.cross_entropy(scores if head is None else head(scores), batch[1])
 
 
+class GainsALayerBeside(GainsAPrivateLayer):
+    """It is trained by an optimizer of its own, which the Trainer does not know."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.trainer.global_step == 20:
+            self.head = nn.Linear(10, 10)
+            self.own = torch.optim.SGD(self.head.parameters(), lr=0.1)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if getattr(self, "own", None) is not None:
+            self.own.step()
+
+
+class GainsAFrozenLayer(GainsAPrivateLayer):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.trainer.global_step == 20:
+            self.head = nn.Linear(10, 10).requires_grad_(False)
+
+
 def test_parameters_that_join_the_private_optimizer_are_said(audited):
     verdict = audited(GainsAPrivateLayer(), steps=60, **WARNS).verdict
     (changed,) = (m for m in verdict.pass_blockers if "parameters changed" in m)
@@ -273,15 +276,20 @@ def test_parameters_that_join_the_private_optimizer_are_said(audited):
     assert verdict.outcome == "INCONCLUSIVE"
 
 
+@pytest.mark.parametrize(("kind", "said"), [(GainsALayerBeside, True), (GainsAFrozenLayer, False)])
+def test_a_layer_that_is_added_and_trained_without_noise_does_not_pass(audited, kind, said):
+    verdict = audited(kind(), steps=40, **WARNS).verdict
+    found = [m for m in verdict.pass_blockers if "`head.weight`, `head.bias` changed" in m]
+    assert len(found) == said
+    assert verdict.outcome != "VIOLATION"
+
+
 def test_canaries_of_the_clipping_norm_cannot_pass(audited):
     module = PrivateModule(optimizer_class=ClipAtTwice)
     allow = ["every_step"]
     verdict = audited(module, steps=60, oversize=1.0, allow=allow, **WARNS).verdict
     assert verdict.outcome == "INCONCLUSIVE"
     assert any("set oversize to 1000" in item for item in verdict.pass_blockers)
-
-
-# --- One callback is part of one fit at a time; what was broken off blocks no later one.
 
 
 class FitsAnother(pl.Callback):
@@ -385,9 +393,6 @@ def test_the_other_callbacks_are_part_of_one_fit_at_a_time(tmp_path, make):
     first.fit(ValidatedModule())
     assert f"give each Trainer its own {type(callback).__name__}" in str(inner.error)
     assert len(callback.answers if isinstance(callback, Examination) else callback.history) > 0
-
-
-# --- The seed of the audit's coins is shown when the training has ended, or if it is stated.
 
 
 class Seeds(pl.Callback):

@@ -31,8 +31,6 @@ from lightning_audit.record.store import (
 from lightning_audit.session import planner
 from lightning_audit.testing.faults import plant
 
-# --- Real trainings: canaries without a copy where that is certain, by copy elsewhere, never left.
-
 OBSTACLE = "the test forbids it"
 
 
@@ -155,9 +153,6 @@ def test_copied_rows_enter_the_first_steps_and_few_later_and_others_every_step(
     assert OBSTACLE in notes_in(tmp_path)
 
 
-# ------------------------------------------------------------------ physical and logical batches
-
-
 class InPhysicalBatches(PrivateModule):
     """Opacus' BatchMemoryManager around the loader."""
 
@@ -205,12 +200,6 @@ def test_accumulated_batches_take_canaries_by_copy_once_a_step(tmp_path, by, cli
     assert (entries["scale"] == 32.0).all()
     # By hand nothing tells that a second backward will come: its rows are in the first batch.
     assert len(copies) == (12 if by == "the Trainer" else len(copies))
-
-
-# ------------------------------------------------------------------ precision
-
-
-# ------------------------------------------------------------------ code between backward and step
 
 
 class Sizes(pl.Callback):
@@ -392,7 +381,20 @@ def test_a_batch_without_a_step_leaves_no_canary(tmp_path, clear, clipped_rows):
     assert_each_canary_once(entries, clipped_rows)
 
 
-# --- Faults are found, and what cannot be audited is said, under every way of Opacus to clip.
+def test_a_step_around_lightning_takes_the_canaries_just_before_clipping(tmp_path, clipped_rows):
+    class Raw(ManualModule):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers(use_pl_optimizer=False)
+            optimizer.zero_grad()
+            self.manual_backward(PrivateModule.training_step(self, batch, batch_idx))
+            optimizer.step()
+            counted = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+            counted.increment_ready()
+            counted.increment_completed()
+
+    entries = train(tmp_path, Raw(), steps=12)
+    assert (entries["canaries"] == INJECTED).all()
+    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
 
 
 def _as(optimizer: DPOptimizer, kind: type[DPOptimizer]) -> DPOptimizer:
@@ -496,9 +498,6 @@ def test_input_canaries_that_could_not_be_taken_out_are_refused(tmp_path, kind, 
     with pytest.raises(MisconfigurationException, match=f"{word} clipping; use gradient canaries"):
         trainer.fit(wide(kind))
     assert trainer.global_step == 0
-
-
-# ------------------------------------------------------------------ memory is full
 
 
 @pytest.mark.parametrize("laid_out", [True, False])

@@ -1,6 +1,7 @@
 """Ways in which people bring Opacus into a Lightning training, other than in the module's net."""
 
 import csv
+import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -27,7 +28,8 @@ from stages import staged
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
+from trained import Audited
 from training_matrix import COMPARED, ROWS, Row
 from training_support import (
     PrivateModule,
@@ -55,6 +57,9 @@ from lightning_audit import (
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.history import Phase
 from lightning_audit.canaries import BlockPair, Crafted, Dirac, Mislabeled, Random, Spread
+from lightning_audit.checks.check import REGISTRY
+from lightning_audit.checks.disclosure import shown
+from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.named_bounds import BOUND_NAMES
 from lightning_audit.testing.faulty import FirstRowNotClipped, HalfNoise
 
@@ -62,7 +67,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning"
 )
 
-# --- What the loggers, checkpoints and other callbacks get of an audited training.
 
 NAMES = (
     "epsilon_lower",
@@ -222,8 +226,6 @@ def test_before_a_violation_its_epoch_is_logged_and_checkpoints_and_callbacks_ha
     assert float(row["audit/observations"]) == report_in(tmp_path).steps * 8
 
 
-# --- What an audit's files reveal: nothing that tells neighbours of equal releases apart.
-
 #: Of one check and pair of trainings at most: an e-value crosses a power of ten now and then.
 PAIRS, MOST = 20, 1
 
@@ -270,7 +272,55 @@ def test_a_coarse_field_seldom_differs_between_neighbours(tmp_path):
     assert max(differ.values()) <= MOST, differ
 
 
-# ------------------------------------------------------------------ what a review read off reports
+def one_full_batch(audited: Audited, value: float) -> dict[str, dict]:
+    """Evidence of one full-batch step with noise multiplier 20, by check."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(64, 8, generator=generator)
+    x[3, 0] = value
+    data = TensorDataset(x, torch.randint(0, 10, (64,), generator=generator))
+    torch.manual_seed(2)
+    noise = {"noise_multiplier": 20.0, "generator": torch.Generator().manual_seed(5)}
+    module = PrivateModule(dataset=data, batch_size=64, **noise)
+    report = audited(module, claimed_epsilon=1000.0, steps=1)
+    return {check.name: dict(check.evidence) for check in report.checks}
+
+
+def test_one_value_of_a_record_is_not_read_off_the_norm_of_the_clipped_sum(audited):
+    private = {check.name: check.public for check in REGISTRY.values() if check.private}
+    noise = ("excess", "mean", "shape", "entries", "whole")
+    reuse = ("forecast", "entries", "recurrence")
+    hidden = [f"noise.{name}" for name in noise] + [f"reuse.{name}" for name in reuse]
+    one, other = (one_full_batch(audited, value) for value in (0.0, 4.0))
+    for name in (*hidden, "coupling"):
+        assert one[name] == other[name] == {}
+    for name in private.keys() & one.keys():
+        assert {*one[name]} <= {*private[name]}
+
+
+#: By check, a number of the data that is computed and not in the report.
+OF_DATA = (
+    *(("noise.excess", name) for name in ("sum_norm_over_terms", "ratio")),
+    *(("noise.mean", name) for name in ("positive", "negative")),
+    *(("reuse.recurrence", "difference_ratio"), ("coupling", "change")),
+)
+
+
+def test_a_number_of_the_data_that_is_computed_is_not_in_the_report(audited, monkeypatch):
+    computed: dict[str, dict[str, object]] = {}
+
+    def watched(check: CheckResult, significance: float) -> CheckResult:
+        computed[check.name] = dict(check.evidence)
+        return shown(check, significance)
+
+    monkeypatch.setattr("lightning_audit.run.evaluation.shown", watched)
+    audited(PrivateModule(), examinations=1, steps=20)
+    text = (audited.directory / "report.json").read_text()
+    checks = {check["name"]: check for check in json.loads(text)["checks"]}
+    for check, number in OF_DATA:
+        assert number in computed[check]
+        assert checks[check]["status"] == "ok"
+        assert number not in checks[check]["evidence"]
+        assert number == "ratio" or f'"{number}"' not in text
 
 
 class OwnClipping(FirstRowNotClipped):
@@ -292,9 +342,9 @@ def test_places_in_a_report_are_not_absolute_paths(tmp_path, monkeypatch):
     assert any("computed from un-noised data" in note for note in report.notes)
 
 
-# --- Ways in which people bring Opacus into a Lightning training, other than in the module's net.
-
 STEPS_PER_EPOCH = 32
+
+
 SAMPLE_RATE = 1 / STEPS_PER_EPOCH
 
 
@@ -304,9 +354,6 @@ def assert_sound(report: AuditReport, steps: int, *, sigma: float = 1.0) -> None
     assert (report.steps, report.observations) == (steps, steps * 8)
     expected = epsilon_of_history([Phase(sigma, SAMPLE_RATE, steps)], report.delta)
     assert report.epsilon_spent == pytest.approx(expected, rel=0.01)
-
-
-# ------------------------------------------------------------------ DPLightningDataModule
 
 
 class PlainData(pl.LightningDataModule):
@@ -365,9 +412,6 @@ def test_opacus_data_module_with_the_module_itself_private_is_judged_by_its_nois
     assert_no_hooks_left(module)
 
 
-# ------------------------------------------------------------------ PrivacyEngine in a callback
-
-
 class PlainModule(PrivateModule):
     """A training without privacy, on a Poisson loader."""
 
@@ -411,6 +455,8 @@ class MakePrivate(pl.Callback):
 
 
 HOOKS = ["on_train_start", "on_train_epoch_start", "on_train_batch_start"]
+
+
 either_order = pytest.mark.parametrize("first", staged([True], nightly=[False]))
 
 
@@ -440,9 +486,6 @@ def test_stated_mechanism_is_audited_although_a_callback_makes_it_private_late(a
     assert_sound(audited(PlainModule(), MakePrivate("on_train_epoch_start"), claim=claim), 64)
 
 
-# ------------------------------------------------------------------ anew each epoch
-
-
 @either_order
 def test_engine_that_makes_private_anew_each_epoch_is_accounted_once(tmp_path, first):
     user = MakePrivate("on_train_epoch_start", once=False)
@@ -457,12 +500,6 @@ def test_accountant_that_starts_anew_each_epoch_is_found_to_forget(accused):
     report = accused(PlainModule(), user, max_epochs=4)
     assert report.verdict.kind == "accounting"
     assert status(report, "noise") == "ok"
-
-
-# ------------------------------------------------------------------ wrap_model
-
-
-# --- The audit by YAML and by command line, through the LightningCLI of both packages.
 
 
 class MadeByCommand:
@@ -516,6 +553,8 @@ def parse(package: ModuleType, args: Any) -> PrivacyAudit:
 
 
 CLAIM = {"noise_multiplier": 1.0, "sample_rate": 0.1, "private_dataset_size": True}
+
+
 ARGUMENTS: dict[str, Any] = {
     "claimed_epsilon": 8.0,
     "delta": 1e-6,
