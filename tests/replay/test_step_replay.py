@@ -19,6 +19,7 @@ from lightning_audit.checks.check import OF_REPLAYS, shares
 from lightning_audit.checks.replay_findings import Reason
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.replay.releases import Release, hidden_by_noise, on_a_lattice, too_coarse
+from lightning_audit.replay.rows import Rows
 from lightning_audit.replay.step_replay import (
     RandomPlaces,
     Replay,
@@ -289,16 +290,16 @@ def rows_of(user: PlainStep, seed: int = 3) -> tuple[RowsReplay, int]:
     state = TrainingState(user.roots())
     replay = StepReplay(user.take, user.module, step, step.claim(1), state)
     size = sum(replay.sizes)
-    return RowsReplay(replay, user.batch(), torch.zeros(8, size, dtype=torch.float64), seed), size
+    return RowsReplay(replay, user.batch(), Rows.zeros(8, torch.zeros(size).double()), seed), size
 
 
 def test_releases_differ_by_the_sum_of_the_rows_whatever_the_batch():
     given, size = rows_of(PlainStep())
     assert given.alone
     rows = torch.zeros(11, size, dtype=torch.float64)
-    without = given.run(rows, 7).release
+    without = given.run(Rows.of(rows), 7).release
     rows[2, 5], rows[10, 0] = 0.25, 40.0
-    difference = given.run(rows, 7).release - without
+    difference = given.run(Rows.of(rows), 7).release - without
     expected = torch.zeros(size, dtype=torch.float64)
     expected[5], expected[0] = 0.25, 1.0
     torch.testing.assert_close(difference, expected, atol=1e-5, rtol=0.0)
