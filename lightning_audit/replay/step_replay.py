@@ -366,6 +366,7 @@ class StepReplay:
         starts_before: whether the state is that before the step was taken.
         forked: whether this process is a fork, in which the user's code may write.
         level: probability that noise as claimed counts as too little to hide a record, in all.
+        taken_seconds: of the step in the training, by `clock`.
     """
 
     def __init__(
@@ -382,6 +383,7 @@ class StepReplay:
         starts_before: bool = False,
         forked: bool = False,
         level: float = 1e-4,
+        taken_seconds: float = math.inf,
     ) -> None:
         self.starts_before, self.forked = starts_before, forked
         self._level, self._decisions = level, 0
@@ -396,7 +398,9 @@ class StepReplay:
         held = [getattr(p, "grad_sample", None) for p in step.params]
         self._forms_rows = all(isinstance(each, torch.Tensor | list) for each in held)
         #: Number of replayed steps, and the seconds of the fastest one on all the step's records.
-        self.steps, self.step_seconds = 0, float("inf")
+        self.steps, self.step_seconds = 0, math.inf
+        # Seconds of the step in the training, and the least of a replay per gradient.
+        self._taken_seconds, self._per_row = taken_seconds or math.inf, 0.0
         self._began, self._records, self._replayed = clock(), 0, 0
         # Number of steps up to which a finding is confirmed, however long that takes.
         self._confirms = 0
@@ -482,7 +486,8 @@ class StepReplay:
             Stopped: no further step may be replayed.
         """
         self.state.shared.look()
-        if self.stopped or not self.has_left(1 + bool(then)):
+        count, begun = _records(batches) if rows is None else len(rows), clock()
+        if self.stopped or not self.has_left(1 + bool(then), count):
             raise Stopped(self.stopped or Reason.NONE_LEFT)
         self.steps += 1 + bool(then)
         found, self._later, self._keep = Replay(shown=self.clips_by_opacus), False, keep
@@ -530,6 +535,8 @@ class StepReplay:
         if rows is None:  # crafted gradients have other directions
             self._compare(found, seed)
         self._beat()
+        rate = (clock() - begun) / max(count * (1 + bool(then)), 1)
+        self._per_row = min(rate, self._per_row or rate)
         return found
 
     @property
@@ -580,8 +587,8 @@ class StepReplay:
         self._decisions += 1
         return self._level / (self._decisions * (self._decisions + 1.0))
 
-    def has_left(self, steps: int) -> bool:
-        """Return whether this number of steps may still be replayed."""
+    def has_left(self, steps: int, rows: int = 0) -> bool:
+        """Return whether this number of steps may still be replayed, of so many gradients each."""
         if self._budget is None:
             return True
         if self.steps + steps > self._budget:
@@ -589,8 +596,19 @@ class StepReplay:
         if self.steps + steps <= self._confirms:
             return True
         spent = self.seconds
-        needed = spent * (1 + steps / self.steps) if self.steps else 0.0
-        return spent < _SOON or needed <= _STEP_TIMES * self.step_seconds
+        each = max(spent / max(self.steps, 1), rows * self._per_row)
+        return spent + steps * each <= max(_SOON, _STEP_TIMES * self.unit)
+
+    @property
+    def unit(self) -> float:
+        """The seconds of the step: in the training, or of the fastest replay if that was faster."""
+        return min(self._taken_seconds, self.step_seconds)
+
+    def forget(self) -> None:
+        """Let go of all replays, which may hold much of a device's memory."""
+        self._kept.clear()
+        self._lines.clear()
+        self._after = {}
 
     @property
     def seconds(self) -> float:
