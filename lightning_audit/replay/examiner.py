@@ -541,8 +541,11 @@ def state_of(user: UserStep, share: int = 2) -> TrainingState:
     Raises:
         CannotKeep: it does not fit into memory a second time, or cannot be restored.
     """
-    room = room_for(user.module.parameters(), user.optimizers, share)
     forks = may_fork(user.module.parameters())
+    for p in () if forks else user.module.parameters():
+        if getattr(getattr(p, "grad_sample", None), "_processed", False):
+            p.grad_sample = None  # type: ignore[assignment]  # clipped, not read again, and large
+    room = room_for(user.module.parameters(), user.optimizers, share)
     return TrainingState(user.roots(), user.aside, room, forks=forks)
 
 

@@ -12,6 +12,7 @@ the cut, after noise was added. Then all state is restored.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import itertools
 import math
 import traceback
@@ -512,7 +513,7 @@ class StepReplay:
                     self._later = True
                     places.begin_second()
                     self._announce(len(then))
-                    self._take_step([copied(batch) for batch in then])
+                    self._take(then)
                     settings = settings_of(self._step.optimizer, "in the next step")
                     left = left_behind(self._module, self._step.optimizer) if look else {}
                     found.later_settings = {**left, **settings}
@@ -578,9 +579,13 @@ class StepReplay:
         if alone and rows is not None:
             self._clip(rows)
             return
-        self._take_step([copied(batch) for batch in batches])
+        self._take(batches)
         if rows is None and records >= self._records:
             self.step_seconds = min(self.step_seconds, clock() - begun)
+
+    def _take(self, batches: Sequence[Any]) -> None:
+        """Run the step, which changes no context variable of the training."""
+        contextvars.copy_context().run(self._take_step, [copied(batch) for batch in batches])
 
     def next_level(self) -> float:
         """Return the level of the next decision whether noise hides a record."""
