@@ -544,7 +544,7 @@ def state_of(user: UserStep, share: int = 2) -> TrainingState:
     forks = may_fork(user.module.parameters())
     for p in () if forks else user.module.parameters():
         if getattr(getattr(p, "grad_sample", None), "_processed", False):
-            p.grad_sample = None  # type: ignore[assignment]  # clipped, not read again, and large
+            p.grad_sample = None  # type: ignore[attr-defined]  # clipped, not read again, large
     room = room_for(user.module.parameters(), user.optimizers, share)
     return TrainingState(user.roots(), user.aside, room, forks=forks)
 
@@ -709,11 +709,6 @@ def _examined(order: _Order, params: Iterable[torch.Tensor]) -> Examined:
 
 def _here(order: _Order) -> Examined:
     """Examine the step in the training's own process."""
-    for (
-        p
-    ) in order.step.params:  # what was clipped is not read again, and may be as large as the rest
-        if getattr(getattr(p, "grad_sample", None), "_processed", False):
-            p.grad_sample = None  # type: ignore[attr-defined]
     found = _in_the_fork(order)
     if any(answer.reason == Reason.NOT_REPEATED for answer in found.answers.values()):
         found = replace(found, notes=(*found.notes, _MOVED), ends=True)
