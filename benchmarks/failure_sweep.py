@@ -62,7 +62,6 @@ sys.path.append(str(ROOT / "tests" / "support"))
 from hand_written_support import CLAIM, HandWritten, OneByOne  # noqa: E402
 from injected_faults import (  # noqa: E402
     Audited,
-    Called,
     Ghost,
     Injected,
     Kept,
@@ -71,6 +70,7 @@ from injected_faults import (  # noqa: E402
     split,
     train,
 )
+from trained import Forwarding  # noqa: E402
 from training_support import PrivateModule  # noqa: E402
 
 PACKAGE = f"{Path(lightning_audit.__file__).parent}{os.sep}"
@@ -112,7 +112,7 @@ def _audit(**options: Any) -> PrivacyAudit:
 class _Called(PrivateModule):
     """Calls the net in `forward`, as canaries that are samples need."""
 
-    forward = Called.forward
+    forward = Forwarding.forward
 
 
 #: Trainings, each of which tries the functions that those before it do not call.

@@ -3,8 +3,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from refused_arguments import refused
-from refused_calls import refusals, refused_changes
+from refused_calls import refusals, refused, refused_changes
 from scipy import special, stats
 
 from lightning_audit.attacks import (

@@ -138,11 +138,8 @@ FAULTS = [
 #: Names of faulty clippings that a rule knows; the others' trial tells.
 NAMES = {
     "by the mean norm of the batch": "clip_after_average",
-    "two together, their mean": "clip_after_average",
     "micro-batches, their mean": "clip_after_average",
     "the mean of all": "clip_after_average",
-    "the sum of all": "clip_after_average",
-    "per tensor": "clip_per_tensor",
     "norm of the first half": "norm_misses_a_tensor",
     "to a norm 5 % too large": "clipping_norm_too_large",
 }

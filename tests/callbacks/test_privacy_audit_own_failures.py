@@ -13,7 +13,6 @@ import torch
 from injected_faults import (
     PASSING,
     TRAININGS,
-    Called,
     Faults,
     Injected,
     Kept,
@@ -23,7 +22,7 @@ from injected_faults import (
 )
 from pytorch_lightning.callbacks import ModelCheckpoint
 from stages import staged
-from trained import failing
+from trained import Forwarding, failing
 from training_support import PrivateModule, fit, report_in, trainer_for
 
 from lightning_audit import InconclusiveAudit, PrivacyAudit
@@ -165,7 +164,7 @@ class Theirs(Exception):
     """An exception of the user's code."""
 
 
-class InTrainingStep(Called):
+class InTrainingStep(Forwarding):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if batch_idx == 3:
             raise self.error

@@ -16,10 +16,10 @@ from typing import Any, get_args
 
 import pytest
 from made_report import made_report
-from named_faults import check as named
 from noise_steps import HEADER
 from places import REPOSITORY
 from simulated_record import SIGNIFICANCE, monitor_of, simulate, violated
+from simulated_record import check as named
 
 from lightning_audit.checks.check import (
     DECLARED,

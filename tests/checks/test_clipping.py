@@ -5,15 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from named_faults import check, faults_of, names
 from simulated_record import (
     CLIPPED_AFTER_AVERAGE,
     LABELS,
     OVERSIZE,
     SIGNIFICANCE,
     by_name,
+    check,
+    faults_of,
     header,
     monitor_of,
+    names,
     simulate,
     verdict_of,
     violated,

@@ -3,8 +3,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from named_faults import check, faults_of, names
-from simulated_record import OVERSIZE, TENSORS, by_name, monitor_of, simulate, violated
+from simulated_record import (
+    OVERSIZE,
+    TENSORS,
+    by_name,
+    check,
+    faults_of,
+    monitor_of,
+    names,
+    simulate,
+    violated,
+)
 
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.verdict.diagnosis import likely_faults

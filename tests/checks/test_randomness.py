@@ -5,9 +5,19 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from declared import fault_of
-from named_faults import check, faults_of, names
 from noise_steps import HEADER, noise_seen, noise_step, result_of
-from simulated_record import OVERSIZE, by_name, header, monitor_of, simulate, verdict_of, violated
+from simulated_record import (
+    OVERSIZE,
+    by_name,
+    check,
+    faults_of,
+    header,
+    monitor_of,
+    names,
+    simulate,
+    verdict_of,
+    violated,
+)
 from training_support import PrivateModule, digits, mlp, status, trainer_for
 
 from lightning_audit import PrivacyAudit

@@ -83,8 +83,8 @@ FAULTS: list[tuple[str, Build, str]] = [
     ("quiet-mean", _less(ways.RunningMean, noise_of_mean=0.05), "replay.release"),
     ("raw-mean-opacus", _less(ways.RunningMeanByOpacus, noise_of_mean=0.0), "replay.release"),
     ("raw-momentum-hidden", ways.RawMomentum, "replay.release"),
-    ("long-clip-hidden", _less(ways.LongClip), "replay.clipping"),
-    (*_of("half-scaled", mechanism, ways.plain, ways.scaled, "hidden", 0.5), "replay.clipping"),
+    ("long-clip-hidden", _less(ways.LongClip), "replay.sensitivity"),
+    (*_of("half-scaled", mechanism, ways.plain, ways.scaled, "hidden", 0.5), "replay.sensitivity"),
     *(
         (f"half-{p.__name__}-{where}", _of("", mechanism, ways.plain, p, where, 0.5)[1], "noise")
         for p, where in ((ways.muon, "private"), (ways.adam, "inner"), (ways.with_public, "shown"))

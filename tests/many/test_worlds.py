@@ -9,7 +9,7 @@ import torch
 from driven_trainings import digits, sgd, softmax_regression
 from opacus import PrivacyEngine
 from opacus.data_loader import DPDataLoader
-from refused_arguments import refused
+from refused_calls import refused
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_audit.many.records import Blank, ChosenRecord, Many, Mislabeled

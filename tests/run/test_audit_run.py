@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from stages import staged
 from torch.utils.data import DataLoader
-from trained import Validated, check, violated, with_optimizer
+from trained import check, violated, with_optimizer
 from training_support import PrivateModule, assert_no_hooks_left, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit
@@ -30,20 +30,6 @@ def test_fast_dev_run_writes_nothing_and_never_fails(tmp_path, kind, trial):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [report]
     assert audit.report.steps == int(trial)
     assert_no_hooks_left(module)
-
-
-def test_sanity_checking_and_validation_are_no_steps(audited):
-    class Counted(Validated, PrivateModule):
-        validated = 0
-
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.validated += 1
-            self.log("val_loss", self.training_step(batch, batch_idx))
-
-    module = Counted()
-    report = audited(module, max_epochs=2, num_sanity_val_steps=2, limit_val_batches=3)
-    assert module.validated == 2 + 3 + 3
-    assert (report.steps, len(report.epochs)) == (64, 2)
 
 
 def test_validate_and_test_are_not_audited(tmp_path):

@@ -18,9 +18,7 @@ from training_support import PrivateModule
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.history import Phase, StepHistory
 from lightning_audit.accounting.spending import (
-    MOST_COMPOSED,
     cheapest,
-    composed_epsilon,
     epsilon_at_ratio,
     epsilon_of_parts,
 )
@@ -45,11 +43,15 @@ from lightning_audit.stats.counts import (
 from lightning_audit.stats.named_bounds import BOUND_NAMES, METHODS
 from lightning_audit.stats.tradeoff import SubsampledGaussianTradeoff, gaussian_epsilon
 
-# --- The literature's bounds of a run: their labels, their level, and what they do at the edges.
-
 K = 8
+
+
 DELTA = 1e-5
+
+
 HEADER = RecordHeader(tuple(f"canary {i}" for i in range(K)), ("weight",), (4,), 2)
+
+
 MU_METHODS = [name for name in BOUND_NAMES if METHODS[name].quantity == "mu"]
 
 
@@ -277,9 +279,9 @@ def test_bounds_on_mu_miss_no_oftener_than_their_significance(runs, steps, sigma
     assert max(found.values()) > 0
 
 
-# --- The anytime bound on the run's epsilon, where the true noise varies without being declared.
-
 WITNESSES, LEVEL = 64, 0.05
+
+
 WITNESSED = RecordHeader(HEADER.canaries, ("weight",), (WITNESSES,), 2)
 
 
@@ -390,20 +392,6 @@ def test_a_resumed_audit_has_the_same_bounds():
     for level in (0.05, 1e-4, 0.013):
         assert betting(resumed, level) == betting(whole, level)
         assert mu_bound(resumed, DELTA, level) == mu_bound(whole, DELTA, level)
-
-
-def test_few_parts_are_composed_however_many_ratios_are_proved(monkeypatch):
-    monitor = monitor_of(entries_of(changing((0.5, 100), (2.0, 500))))
-    assert len(monitor.leakage.front(LEVEL)) > 10
-    composed = []
-
-    def counted(history: Sequence[Phase], *args: Any, **options: Any) -> float | None:
-        composed.append(history)
-        return composed_epsilon(history, *args, **options)
-
-    monkeypatch.setattr("lightning_audit.accounting.spending.composed_epsilon", counted)
-    betting(monitor)
-    assert len(composed) == MOST_COMPOSED
 
 
 def proved_at(ratio: float, taken: Sequence[Phase]) -> ProvedPart:
@@ -525,9 +513,6 @@ def test_mu_bound_states_what_it_rests_on():
     assert mu_bound(AuditMonitor(WITNESSED, 1e-3), DELTA, LEVEL) == ()
 
 
-# ------------------------------------------------------------------ a real training
-
-
 class OtherNoise(DPOptimizer):
     """Adds noise of another multiplier than is stated."""
 
@@ -565,15 +550,20 @@ def test_noise_that_rises_undeclared_in_a_training_proves_no_more_than_it_costs(
     assert 0.2 * true < next(b for b in report.bounds if b.name == "betting").epsilon_lower <= true
 
 
-class StatedSchedule(OtherNoise):
+class StatedSchedule(DPOptimizer):
     """States a noise multiplier of 5 for 500 steps and of 1 then; adds noise of 2 throughout."""
+
+    taken = 0
 
     def pre_step(self, *args: Any, **kwargs: Any) -> bool:
         self.noise_multiplier = 5.0 if self.taken < 500 else 1.0
         return super().pre_step(*args, **kwargs)
 
-    def true_noise(self, stated: float) -> float:
-        return 2.0
+    def add_noise(self) -> None:
+        stated, self.noise_multiplier = self.noise_multiplier, 2.0
+        super().add_noise()
+        self.noise_multiplier = stated
+        self.taken += 1
 
 
 @pytest.mark.heavy
@@ -587,8 +577,6 @@ def test_a_schedule_that_is_stated_and_not_applied_proves_no_more_than_the_noise
     assert check(report, "epsilon").evidence["epsilon_lower"] <= true
 
 
-# ------------------------------------------------------------------ two hundred runs
-
 COURSES = {
     "rises": changing((1.0, 1000), (1.5, 9000)),
     "rises from half": changing((0.5, 300), (2.0, 9700)),
@@ -598,6 +586,8 @@ COURSES = {
     "alternates slowly": np.tile(np.repeat([0.7, 1.4], 500), 10),
     "constant": np.ones(10_000),
 }
+
+
 RUNS = 200
 
 

@@ -55,9 +55,9 @@ def test_report_holds_nothing_of_a_single_batch(trained):
     assert "summed_grad" not in text
 
 
-# --- The divisor that Opacus computes of the number of records, and what it costs to tell it.
-
 PRIVATE = PrivacyClaim(private_dataset_size=True)
+
+
 PARAMETERS = sum(p.numel() for p in mlp().parameters())
 
 

@@ -1,7 +1,6 @@
 """A run examines steps by replay: what it finds, what a pass says, and what it leaves as it was."""
 
 import contextvars
-import functools
 import os
 import random
 import threading
@@ -10,13 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import cpu_count, get_context
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from hand_written_support import CLAIM, HandWritten
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from stages import staged
@@ -30,30 +28,19 @@ from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.replay import examiner
 from lightning_audit.replay.examiner import NEVER
-from lightning_audit.results.audit_report import describe
 from lightning_audit.run.examinations import Examinations
 from lightning_audit.run.facts import RunCourse
 from lightning_audit.session.planner import Ranks
-from lightning_audit.testing.faulty import ClipByThreeNorm, FirstRowNotClipped
-
-# --- Trainings whose step depends on state of every kind, most of it beyond a replay's reach.
+from lightning_audit.testing.faulty import FirstRowNotClipped
 
 #: Counts its calls, and tells how many there were; made in an empty folder.
 Count = Callable[[], float]
-#: Files to be closed when a test ends.
-OPEN: list[IO[Any]] = []
 
 
 COUNTED = contextvars.ContextVar("COUNTED", default=0)
+
+
 TOTAL = 0
-
-
-def _mutable_default(_: Path) -> Count:
-    def counts(calls: list[int] = [0]) -> float:  # noqa: B006
-        calls[0] += 1
-        return calls[0]
-
-    return functools.partial(counts)
 
 
 def _context(_: Path) -> Count:
@@ -62,18 +49,6 @@ def _context(_: Path) -> Count:
     def count() -> float:
         COUNTED.set(COUNTED.get() + 1)
         return COUNTED.get()
-
-    return count
-
-
-def _written_file(folder: Path) -> Count:
-    file = (folder / "log").open("w")
-    OPEN.append(file)
-
-    def count() -> float:
-        file.write("x")
-        file.flush()
-        return (folder / "log").stat().st_size
 
     return count
 
@@ -92,9 +67,7 @@ def _global(_: Path) -> Count:
 
 #: Kinds of state by name.
 KINDS: dict[str, Callable[[Path], Count]] = {
-    "mutable default": _mutable_default,
     "ContextVar": _context,
-    "file that is written": _written_file,
     "global variable": _global,
 }
 
@@ -118,8 +91,6 @@ class Counting(PrivateModule):
         return loss
 
 
-# --- A run examines steps by replay: what it finds, what a pass says, and what it leaves as it was.
-
 NAMES = ("replay.sensitivity", "replay.clipping", "replay.release", "coupling")
 
 
@@ -130,20 +101,6 @@ def private(kind: type[PrivateModule] = PrivateModule, **kwargs: Any) -> Private
 EXAMINED = {"examinations": 1}
 
 
-# ------------------------------------------------------------------ what is found
-
-
-class OwnClipping(ClipByThreeNorm):
-    """Of the user."""
-
-
-def test_the_file_of_a_faulty_optimizer_is_named(accused):
-    verdict = accused(on_digits(OwnClipping), **EXAMINED, steps=4).verdict
-    (code, *_) = verdict.faults[0].place.code
-    assert str(code).startswith("OwnClipping at tests/run/test_examinations.py:")
-    assert f"Code: {code.pointer}" in describe(verdict)
-
-
 def test_what_only_the_examination_sees_leads_the_report_with_two_digits(accused):
     report = accused(on_digits(FirstRowNotClipped), **EXAMINED, steps=2)
     fault = report.verdict.faults[0]
@@ -151,9 +108,6 @@ def test_what_only_the_examination_sees_leads_the_report_with_two_digits(accused
     assert "replay.clipping" in fault.consequences
     size = check(report, "replay.sensitivity").evidence["size"]
     assert size == float(f"{size:.2g}") > 1.0
-
-
-# ------------------------------------------------------------------ what a pass says
 
 
 @pytest.mark.heavy
@@ -237,9 +191,6 @@ def test_metrics_that_records_decide_are_published_and_settings_are_not(audited)
     assert audited(private(Logs), **EXAMINED, steps=2).published == ("fit_loss",)
 
 
-# ------------------------------------------------------------------ the training is left alone
-
-
 class Remembering(PrivateModule):
     """What a training step may change beside the weights, and what it makes of random numbers."""
 
@@ -266,19 +217,6 @@ class Remembering(PrivateModule):
         x += torch.rand(x.shape, generator=self.own) * self.numpy.random()
         self.log("noise", torch.rand(()), on_step=True)
         return functional.cross_entropy(self.net(x), y)
-
-
-class ByHand(HandWritten):
-    """Manual optimization with momentum and a counter."""
-
-    count = 0
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.count += 1
-        super().training_step(batch, batch_idx)
 
 
 class Drawn(pl.Callback):
@@ -325,16 +263,6 @@ def test_examinations_leave_the_training_as_it_would_be(tmp_path, kwargs):
     assert found == own
 
 
-@pytest.mark.heavy
-def test_examinations_leave_hand_written_training_as_it_would_be(tmp_path):
-    plain, after, _ = ended(tmp_path / "plain", ByHand, claim=CLAIM, examinations=0)
-    other, now, report = ended(tmp_path / "examined", ByHand, claim=CLAIM, examinations=3)
-    assert torch.equal(after, now)
-    assert plain.count == other.count
-    assert status(report, "replay.sensitivity") == "ok"
-    assert torch.equal(weights(plain), weights(other))
-
-
 def test_checkpoints_and_loggers_see_each_step_once(tmp_path):
     def files(examinations: int) -> tuple[list[str], str]:
         torch.manual_seed(0)
@@ -348,9 +276,6 @@ def test_checkpoints_and_loggers_see_each_step_once(tmp_path):
         return saved, (Path(logger.log_dir) / "metrics.csv").read_text()
 
     assert files(0) == files(3)
-
-
-# ------------------------------------------------------------------ when
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming")
@@ -413,18 +338,8 @@ def test_a_claim_about_replaced_records_is_asked_of_replaced_records(audited):
     assert status(report, "replay.sensitivity") == "ok"
 
 
-# --- No examination changes a training, whatever its step depends on.
-
 #: Kinds that are the same in each replay; with the others the step gives other bits each time.
-STEADY = {"global variable", "ContextVar", "file that is written"}
-
-
-@pytest.fixture
-def _closed():
-    """Close what the trainings left open."""
-    yield
-    while OPEN:
-        OPEN.pop().close()
+STEADY = {"global variable", "ContextVar"}
 
 
 def left_by(folder: Path, kind: str, examinations: int) -> tuple[list[Any], Any]:
@@ -443,7 +358,6 @@ def reasons(report: Any) -> set[str]:
     return {c.message for c in report.checks if c.name.startswith("replay") and c.message}
 
 
-@pytest.mark.usefixtures("_closed")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.one_in(2)
 @pytest.mark.heavy_one_in(2)
@@ -456,7 +370,6 @@ def test_a_training_ends_as_it_would_without_examinations(tmp_path, kind):
     assert {check.status == "not_run" for check in replays} == {kind not in STEADY}
 
 
-@pytest.mark.usefixtures("_closed")
 def test_where_no_fork_can_train_it_is_said_that_state_may_have_moved(tmp_path, monkeypatch):
     monkeypatch.setattr(examiner, "may_fork", lambda _: False)
     _, report = left_by(tmp_path / "with", "mutable default", 3)
@@ -464,7 +377,6 @@ def test_where_no_fork_can_train_it_is_said_that_state_may_have_moved(tmp_path, 
     assert sum("state that a replay cannot restore" in note for note in report.notes) == 1
 
 
-@pytest.mark.usefixtures("_closed")
 @pytest.mark.parametrize("kind", ["global variable", "ContextVar"])
 def test_a_correct_training_is_examined_without_a_fork_too(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(examiner, "may_fork", lambda _: False)
@@ -474,8 +386,6 @@ def test_a_correct_training_is_examined_without_a_fork_too(tmp_path, monkeypatch
     assert {c.status for c in report.checks if c.name.startswith("replay")} == {"ok"}
     assert report.examination_cost["first"] > 0.0
 
-
-# --- Two trainings in two threads of a process: no examination of one disturbs the other.
 
 NOISE: list[bytes] = []
 

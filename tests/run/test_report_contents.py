@@ -1,6 +1,5 @@
 """The details of real reports: of a training that passes, and of faults with the user's code."""
 
-import dataclasses
 import itertools
 import json
 import math
@@ -21,8 +20,8 @@ from lightning_audit.cli.main import main
 from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.lints.own_code import MOST_LINES
 from lightning_audit.lints.settings import LoaderFacts
-from lightning_audit.results.audit_report import CheckResult, OperatingPoint, OptimizerSeen, Power
-from lightning_audit.results.report_details import CourseRow, Ended, PassBlocker, TensorNoise
+from lightning_audit.results.audit_report import CheckResult, OperatingPoint
+from lightning_audit.results.report_details import CourseRow, Ended, TensorNoise
 from lightning_audit.run.report_files import (
     MOST_POINTS,
     MOST_ROWS,
@@ -34,13 +33,6 @@ from lightning_audit.run.report_files import (
     growth_of,
     with_limits,
     with_threshold,
-)
-from lightning_audit.verdict.judge import (
-    NOT_ENDED,
-    Resolution,
-    blockers_of,
-    blockers_of_optimizer,
-    joined,
 )
 
 # --- Growth of e-values: thinned, coarse where it is of the data, and only of what was observed.
@@ -85,15 +77,6 @@ def test_at_most_a_dozen_points_are_kept_with_the_alarm_among_them():
     assert test.violated_at in [step for step, _ in told]
 
 
-def test_what_did_not_run_has_no_growth():
-    test = grown("noise", 3.0)
-    assert growth_of([result("noise", status="not_run")], [("", test)]) == {}
-    assert growth_of([result("noise")], [("", grown("noise"))]) == {}
-    assert growth_of([], [("", test)]) == {}
-    exact = CheckResult("no_dp", "mechanism", "ok", "")
-    assert with_threshold(exact, 1e-3) == exact
-
-
 def test_of_several_optimizers_the_one_closest_to_its_alarm_is_shown():
     checks = [result("noise", optimizer="a"), result("noise", optimizer="b")]
     tests = [("a", grown("noise", 2.0)), ("b", grown("noise", 7.0))]
@@ -117,10 +100,6 @@ def course(epochs: int, about: Circumstances | None = None) -> Circumstances:
     return about
 
 
-def test_each_epoch_has_a_row():
-    assert course(3).rows == [CourseRow(n + 1, n, n / 10.0, 0.5, 8 * n + 8) for n in range(3)]
-
-
 @pytest.mark.parametrize("epochs", [MOST_ROWS, MOST_ROWS + 1, 1000, 1601])
 def test_rows_of_many_epochs_are_thinned_evenly(epochs):
     rows = course(epochs).rows
@@ -141,14 +120,6 @@ def test_rows_go_on_after_a_checkpoint_and_a_resumed_epoch_replaces_its_own():
     assert [row.epoch for row in about.rows] == [row.epoch for row in course(450).rows]
     about.load({})  # of an earlier version
     assert about.rows == []
-
-
-def test_how_it_ended():
-    about = Circumstances()
-    assert about.ended(3, "") is None
-    about.ended_by = "planned"
-    assert about.ended(3, "") == Ended(3, "planned")
-    assert about.ended(3, "the training broke off with OSError") == Ended(3, "broke off")
 
 
 # --- The claim with its sources; the number of records only where it is public.
@@ -476,40 +447,3 @@ def test_every_flagged_tensor_is_kept_and_the_rest_is_counted():
     assert ratios == sorted(ratios) == sorted(one.ratio for one in others)[:MOST_UNFLAGGED]
     assert left_out == 31
     assert capped([row(0, None), row(1, 1.0)]) == ((row(1, 1.0), row(0, None)), 0)
-
-
-# --- What is missing, in numbers: the same sentences in the same order as the verdict's.
-
-SEEN = OptimizerSeen(
-    *("", 10, 8, 10, 0, 0, 1000.0, 0.1),
-    {"noise": Power(0.29, 50, 0.8), "sensitivity": Power(0.5, 10**7, 2.0)},
-    1.0,
-)
-RESOLUTION = Resolution()
-
-
-def test_power_has_its_numbers_and_the_steps_that_are_missing():
-    assert [one.kind for one in blockers_of_optimizer(None, RESOLUTION)] == ["run"]
-    found = blockers_of_optimizer(SEEN, RESOLUTION)
-    kinds = [(one.kind, one.part, one.power, one.power_needed, one.steps_more) for one in found]
-    assert kinds == [
-        ("power", "noise", 0.29, 0.95, 40),
-        ("power", "sensitivity", 0.5, 0.95, None),  # more steps than anybody trains
-        ("optimizer", "", None, None, None),
-    ]
-
-
-def test_those_of_several_optimizers_have_their_label_and_those_of_the_run_none():
-    of_run, own = PassBlocker("run", NOT_ENDED), PassBlocker("optimizer", "no canary was observed")
-    found = joined([[of_run, own], [of_run]], ["optimizer 1 (`a`)", "optimizer 2 (`b`)"], [of_run])
-    assert found == (
-        of_run,
-        dataclasses.replace(own, sentence=f"optimizer 1 (`a`): {own.sentence}"),
-    )
-
-
-def test_a_check_that_a_pass_needs_and_that_did_not_run_is_a_blocker_of_its_name():
-    lacking = REGISTRY["noise"].not_run("no noise was read")
-    seen = dataclasses.replace(SEEN, power={}, shift_lower=1.0)
-    (found,) = blockers_of([lacking], seen, RESOLUTION)
-    assert found == PassBlocker("check", "noise: no noise was read", "noise")

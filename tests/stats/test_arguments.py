@@ -3,8 +3,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from refused_arguments import refused
-from refused_calls import refusals
+from refused_calls import refusals, refused
 
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import (

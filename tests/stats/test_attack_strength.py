@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
-from refused_arguments import refused
-from refused_calls import refused_changes
+from refused_calls import refused, refused_changes
 from scipy import stats
 from stages import staged
 

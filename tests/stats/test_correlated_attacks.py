@@ -4,8 +4,7 @@ import re
 import numpy as np
 import pytest
 from places import DATA, DOCS
-from refused_arguments import refused
-from refused_calls import refused_changes
+from refused_calls import refused, refused_changes
 from scipy import stats
 from stages import staged
 

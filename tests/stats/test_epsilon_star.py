@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import DOCS
-from refused_arguments import refused
-from refused_calls import refusals
+from refused_calls import refusals, refused
 from scipy import special, stats
 
 from lightning_audit.stats.epsilon_star import (

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refused_arguments import refused
-from refused_calls import refusals
+from refused_calls import refusals, refused
 from scipy import special, stats
 
 from lightning_audit.stats.counts import epsilon_at_rates

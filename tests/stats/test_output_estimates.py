@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from known_mechanisms import MECHANISMS, gaussian, plane
-from refused_arguments import refused
-from refused_calls import refusals
+from refused_calls import refusals, refused
 from scipy import stats
 
 from lightning_audit.stats.output_estimates import (

@@ -7,8 +7,7 @@ from beta_twins import epsilon_outside, mu_outside
 from drawn_counts import counts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refused_arguments import refused
-from refused_calls import refusals
+from refused_calls import refusals, refused
 from scipy import special, stats
 
 from lightning_audit.stats.binomial import (

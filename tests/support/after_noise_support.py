@@ -26,15 +26,6 @@ def low_pass(state: dict[str, Any], grads: list[torch.Tensor]) -> None:
         g.copy_(kept.lerp_(g, 0.3))
 
 
-def averaged(state: dict[str, Any], grads: list[torch.Tensor]) -> None:
-    """The mean of the last four gradients."""
-    window = state.setdefault("window", [])
-    window.append([g.clone() for g in grads])
-    del window[:-4]
-    for j, g in enumerate(grads):
-        g.copy_(torch.stack([kept[j] for kept in window]).mean(0))
-
-
 def top_k(_: dict[str, Any], grads: list[torch.Tensor]) -> None:
     """The largest tenth of the entries."""
     least = torch.cat([g.abs().flatten() for g in grads]).quantile(0.9)
@@ -47,18 +38,6 @@ def sign(_: dict[str, Any], grads: list[torch.Tensor]) -> None:
         g.sign_()
 
 
-def clip_norm(_: dict[str, Any], grads: list[torch.Tensor]) -> None:
-    """To a norm that the noisy gradient always exceeds."""
-    norm = torch.stack([g.norm() for g in grads]).norm()
-    for g in grads:
-        g.mul_((0.5 / (norm + 1e-6)).clamp(max=1.0))
-
-
-def clip_value(_: dict[str, Any], grads: list[torch.Tensor]) -> None:
-    for g in grads:
-        g.clamp_(-0.03, 0.03)
-
-
 def centralised(_: dict[str, Any], grads: list[torch.Tensor]) -> None:
     """Gradient centralisation: each output's weights have gradients of mean zero."""
     for g in grads:
@@ -66,31 +45,7 @@ def centralised(_: dict[str, Any], grads: list[torch.Tensor]) -> None:
             g.sub_(g.mean(dim=tuple(range(1, g.ndim)), keepdim=True))
 
 
-def quantised(_: dict[str, Any], grads: list[torch.Tensor]) -> None:
-    for g in grads:
-        g.copy_((g * 256).round() / 256)
-
-
-def momentum(state: dict[str, Any], grads: list[torch.Tensor]) -> None:
-    past = state.setdefault("past", [torch.zeros_like(g) for g in grads])
-    for kept, g in zip(past, grads, strict=True):
-        g.copy_(kept.mul_(0.9).add_(g))
-
-
-PROCESSES: dict[str, Process] = {
-    p.__name__: p
-    for p in (
-        low_pass,
-        averaged,
-        top_k,
-        sign,
-        clip_norm,
-        clip_value,
-        centralised,
-        quantised,
-        momentum,
-    )
-}
+PROCESSES: dict[str, Process] = {p.__name__: p for p in (low_pass, top_k, sign, centralised)}
 
 
 # ------------------------------------------------------------------ where it is done, with Opacus
@@ -137,18 +92,6 @@ class InStep(Processing):
             self.apply()
             return self.original_optimizer.step()
         return None
-
-
-class BehindOpacus(torch.optim.SGD):
-    """An inner optimizer that changes its gradients and goes on to SGD."""
-
-    process: ClassVar[Process]
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        grads = [p.grad for group in self.param_groups for p in group["params"]]
-        type(self).process(self.__dict__.setdefault("kept", {}), grads)
-        return super().step()
 
 
 def optimizer_that(where: type[Processing], name: str, share: float = 1.0) -> type[Processing]:
@@ -255,33 +198,6 @@ class MaskedBeforeClipping(Processing):
         super().clip_and_accumulate()
 
 
-class NoiseInSubspace(Processing):
-    """Clipped sum and noise both lie on a public half of the coordinates."""
-
-    def add_noise(self) -> None:
-        if not hasattr(self, "masks"):
-            draw = torch.Generator().manual_seed(3)
-            self.masks = [torch.rand(p.shape, generator=draw) < 0.5 for p in self.params]
-        super().add_noise()
-        for p, mask in zip(self.params, self.masks, strict=True):
-            p.grad.mul_(mask)
-
-
-class NoiseInDenseSubspace(Processing):
-    """Clipped sum and noise are both projected onto a public subspace, of half the dimension."""
-
-    def add_noise(self) -> None:
-        if not hasattr(self, "bases"):
-            draw = torch.Generator().manual_seed(3)
-            self.bases = [
-                torch.linalg.qr(torch.randn(p.numel(), (p.numel() + 1) // 2, generator=draw))[0]
-                for p in self.params
-            ]
-        super().add_noise()
-        for p, basis in zip(self.params, self.bases, strict=True):
-            p.grad = (basis @ (basis.T @ p.grad.flatten())).view_as(p)
-
-
 class BlockCyclic(Processing):
     """Each step releases one block of tensors; the others have neither gradient nor noise."""
 
@@ -293,25 +209,6 @@ class BlockCyclic(Processing):
         for j, p in enumerate(self.params):
             if (j // 2) % self.blocks != self.turn % self.blocks:
                 p.grad = torch.zeros_like(p)
-
-
-class BlockCyclicByHand(HandWritten):
-    """The same by hand, where each sample's gradient is cut to the block before it is clipped."""
-
-    share: ClassVar[float] = 1.0
-    turn = -1
-
-    def noise(self, p: torch.Tensor) -> torch.Tensor:
-        return self.share * super().noise(p)
-
-    def write_gradient(self, grads: Gradients) -> None:
-        self.turn += 1
-        names = list(grads)
-        block = {n for j, n in enumerate(names) if (j // 2) % 3 == self.turn % 3}
-        sums = self.clipped_sums({n: g if n in block else g * 0 for n, g in grads.items()})
-        for name, p in self.net.named_parameters():
-            noisy = (sums[name] + self.noise(p)) / BATCH
-            p.grad = noisy if name in block else torch.zeros_like(p)
 
 
 class NoiseOnWeights(HandWritten):

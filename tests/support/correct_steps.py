@@ -112,15 +112,6 @@ class OneWeight(Trains):
 # ------------------------------------------------------------------ optimizers
 
 
-class TopHalf(DPOptimizer):
-    """Releases the larger half of the noisy gradient of each tensor."""
-
-    def scale_grad(self) -> None:
-        super().scale_grad()
-        for p in self.params:
-            p.grad = top_half(p.grad)
-
-
 class ResetsState(DPOptimizer):
     """Adam whose moments are forgotten each fifth step, by a public count."""
 
@@ -132,11 +123,6 @@ class ResetsState(DPOptimizer):
         if self._count % 5 == 0:
             self.original_optimizer.state.clear()
         return out
-
-
-def top_half(grad: torch.Tensor) -> torch.Tensor:
-    least = grad.abs().flatten().kthvalue(max(1, grad.numel() // 2)).values
-    return torch.where(grad.abs() >= least, grad, torch.zeros_like(grad))
 
 
 # ------------------------------------------------------------------ steps
@@ -179,10 +165,6 @@ class Scheduled(Trains):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": warm, "interval": "step"}}
 
 
-def nesterov(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True)
-
-
 def scaled(by: float) -> Trains:
     """The loss is multiplied."""
     made = Trains(mlp())
@@ -202,7 +184,6 @@ class Correct:
 
 
 CORRECT = (
-    Correct("Nesterov", lambda: Trains(mlp(), inner=nesterov)),
     Correct("a scheduler by steps", lambda: Scheduled(mlp())),
     Correct("LoRA", lambda: Trains(Adapted())),
     Correct("embeddings", lambda: Trains(Words())),
@@ -211,10 +192,8 @@ CORRECT = (
     Correct("module dropout, LayerNorm", lambda: Trains(mlp(nn.Dropout(), nn.LayerNorm(32)))),
     Correct("augmentation", lambda: Augmented(mlp())),
     Correct("batches of 4", lambda: Trains(mlp(), batch_size=4)),
-    Correct("batches of 512", lambda: Trains(mlp(), batch_size=512)),
     Correct("gradients of 1e6", lambda: scaled(1e6)),
     Correct("gradients of 1e-6", lambda: scaled(1e-6)),
-    Correct("top-k after noise", lambda: Trains(mlp(), private=TopHalf)),
     Correct(
         "Adam that forgets its moments",
         lambda: Trains(
@@ -225,8 +204,6 @@ CORRECT = (
     ),
     Correct("dead units", lambda: Trains(dead())),
     Correct("one weight", lambda: OneWeight(nn.Linear(1, 1, bias=False))),
-    Correct("two weights", lambda: OneWeight(nn.Linear(1, 1))),
-    Correct("three weights", lambda: OneWeight(nn.Linear(2, 1))),
     Correct(
         "stochastic weight averaging",
         lambda: Trains(mlp()),
@@ -234,10 +211,4 @@ CORRECT = (
         trainer={"max_steps": -1, "max_epochs": 4, "limit_train_batches": 3},
     ),
     Correct("logs, counts and prints", lambda: Remembers(mlp())),
-    Correct(
-        "a deep net",
-        lambda: Trains(
-            nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)), nn.Linear(64, CLASSES))
-        ),
-    ),
 )

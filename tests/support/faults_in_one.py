@@ -4,23 +4,16 @@ A case is RANK:FUNCTION:NUMBER, the call of a function of the package at which a
 raised in one process, or RANK:random:SEED for any call of any function.
 """
 
-import datetime
 import json
-import logging
 import random
 import sys
-import warnings
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
-import torch
-from expected_warnings import EXPECTED_WARNINGS
 from injected_faults import Faults, hooks_left
-from pytorch_lightning.strategies import DDPStrategy
-from training_support import random_data, trainer_for
-from two_processes import RANK, TwoProcesses
+from training_support import random_data
+from two_processes import RANK, TwoProcesses, save_weights, start, trainer_of_both
 
 from lightning_audit import PrivacyAudit
 
@@ -45,22 +38,13 @@ class Once(Faults):
 def train(folder: Path, audit: PrivacyAudit | None, faults: Faults | None) -> None:
     """Train, and write what this process has of weights, report and hooks."""
     module = TwoProcesses(dataset=random_data(256))
-    trainer = trainer_for(
-        folder,
-        *([] if audit is None else [audit]),
-        devices=2,
-        strategy=DDPStrategy(process_group_backend="gloo", timeout=datetime.timedelta(seconds=60)),
-        use_distributed_sampler=False,
-        max_epochs=2,
-    )
+    trainer = trainer_of_both(folder, *([] if audit is None else [audit]), max_epochs=2)
     if faults is None:
         trainer.fit(module)
     else:
         with faults:
             trainer.fit(module)
-    folder.mkdir(exist_ok=True)
-    weights = torch.cat([p.detach().flatten() for p in module.parameters()])
-    np.save(folder / f"weights-{RANK}.npy", weights.numpy())
+    save_weights(folder, module)
     report = audit.report if audit is not None else None
     told = {
         "outcome": report.verdict.outcome if report else "",
@@ -88,9 +72,5 @@ def main(folder: Path, cases: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    warnings.simplefilter("error")
-    for message in EXPECTED_WARNINGS:
-        warnings.filterwarnings("ignore", message)
+    start()
     main(Path(sys.argv[1]), sys.argv[2:])

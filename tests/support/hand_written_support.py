@@ -108,24 +108,6 @@ class InHook(HandWritten):
         self.write_gradient(self.kept)
 
 
-class InClippingHook(InHook):
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
-        pass
-
-    def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
-        self.write_gradient(self.kept)
-
-
-class InOptimizerStep(InHook):
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
-        pass
-
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
-        closure()
-        self.write_gradient(self.kept)
-        optimizer.step()
-
-
 class PrivateSGD(torch.optim.SGD):
     """Clips and noises what it finds in ``grad_sample``, then updates as SGD does."""
 

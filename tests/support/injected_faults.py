@@ -17,6 +17,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from hand_written_support import CLAIM, HandWritten, OneByOne
+from trained import Forwarding
 from training_matrix import Ghost
 from training_support import PrivateModule, trainer_for
 
@@ -101,7 +102,7 @@ TRAININGS: dict[str, Audited] = {
     "by hand": (HandWritten, lambda: PrivacyAudit(seed=1, claim=CLAIM, examinations=0)),
     "one by one": (OneByOne, lambda: PrivacyAudit(seed=1, claim=CLAIM, examinations=0)),
     "input": (
-        lambda: Called(),
+        Forwarding,
         lambda: PrivacyAudit(seed=1, canaries=[Mislabeled(amplitude=100.0)], examinations=0),
     ),
     "split": (split, lambda: PrivacyAudit(seed=1, examinations=0)),
@@ -121,11 +122,6 @@ class Kept(PrivateModule):
 
     def configure_optimizers(self) -> Any:
         return self.private
-
-
-class Called(PrivateModule):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.net(x)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 from made_report import made_report
-from report_edits import signed
+from report_edits import Place, nodes, replace_at, signed
 
 #: Text that acts on a terminal, hides, or is none.
 HOSTILE = [
@@ -176,24 +176,14 @@ def tables(draw: st.DrawFn, columns: str, rows: list[str]) -> Mutant:
     return Mutant(text, kind != "right", f"{kind} {text[:300]!r}")
 
 
-def places(
-    value: Any, free: Callable[[tuple[Any, ...]], bool], at: tuple[Any, ...] = ()
-) -> list[Any]:
+def places(value: Any, free: Callable[[Place], bool]) -> list[Place]:
     """Paths to all parts of a JSON value but those in which anything may stand."""
-    if free(at):
-        return []
-    if not isinstance(value, dict | list):
-        return [at]
-    inner = value.items() if isinstance(value, dict) else enumerate(value)
-    return [at, *(path for key, part in inner for path in places(part, free, (*at, key)))]
+    every = [(), *nodes(value)]
+    return [at for at in every if not any(free(at[:end]) for end in range(len(at) + 1))]
 
 
-def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    if not path:
-        return new
-    copy = value.copy()
-    copy[path[0]] = replaced(value[path[0]], path[1:], new)
-    return copy
+def replaced(value: Any, path: Place, new: Any) -> Any:
+    return replace_at(value, path, new) if path else new
 
 
 def _text(value: Any, path: tuple[Any, ...] = ()) -> str:
@@ -215,9 +205,7 @@ def objects(
         for key in path:
             held = held[key]
         # Text may be any text that is no half of a pair.
-        others = [w for w in WRONG if not (isinstance(held, str) and isinstance(w, str))]
-        others = [w for w in others if not (isinstance(held, list) and isinstance(w, list))]
-        others = [w for w in others if not (isinstance(held, dict) and isinstance(w, dict))]
+        others = [w for w in WRONG if type(w) is not type(held) or type(w) is bool]
         text = _text(replaced(value, path, draw(st.sampled_from(others))), path)
         return Mutant(text.encode(), True, f"{path} {text}")
     if kind == "no json":

@@ -203,44 +203,6 @@ def watched_form(training: Made, epochs: int = EPOCHS) -> None:
         writer.close()
 
 
-class TrainerForm:
-    """A trainer class: a scheduler that is made later, zero_grad last, validation."""
-
-    def __init__(self, training: Made) -> None:
-        self.model, self.optimizer, self.train_loader = training.training
-        self.test_loader = plain_loader()
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 50, gamma=0.9)
-        self.history: dict[str, list[float]] = {"train_loss": [], "val_acc": []}
-
-    def _train_one_epoch(self) -> None:
-        self.model.train()
-        total = 0.0
-        for batch in self.train_loader:
-            x, y = batch[0].to("cpu"), batch[1].to("cpu")
-            loss = functional.cross_entropy(self.model(x), y)
-            loss.backward()
-            self.optimizer.step()
-            self.scheduler.step()
-            self.optimizer.zero_grad()
-            total += loss.item()
-        self.history["train_loss"].append(total)
-
-    @torch.no_grad()
-    def _validate(self) -> None:
-        self.model.eval()
-        right = sum(int((self.model(x).argmax(1) == y).sum()) for x, y in self.test_loader)
-        self.history["val_acc"].append(right / RECORDS)
-
-    def fit(self, epochs: int) -> None:
-        for _ in range(epochs):
-            self._train_one_epoch()
-            self._validate()
-
-
-def trainer_form(training: Made, epochs: int = EPOCHS) -> None:
-    TrainerForm(training).fit(epochs)
-
-
 def memory_form(training: Made, epochs: int = EPOCHS) -> None:
     """As in the CIFAR tutorial: `BatchMemoryManager` around each epoch."""
     model, optimizer, criterion = training.model, training.optimizer, nn.CrossEntropyLoss()
@@ -276,16 +238,6 @@ def next_form(training: Made, epochs: int = EPOCHS) -> None:
         training.optimizer.zero_grad()
         loss = functional.cross_entropy(training.model(x), y)
         loss.backward()
-        training.optimizer.step()
-
-
-def fresh_iterator_form(training: Made, epochs: int = EPOCHS) -> None:
-    """``next(iter(loader))`` in each step."""
-    training.model.train()
-    for _ in range(epochs * len(training.loader)):
-        x, y = next(iter(training.loader))
-        training.optimizer.zero_grad()
-        functional.cross_entropy(training.model(x), y).backward()
         training.optimizer.step()
 
 
@@ -441,31 +393,6 @@ def two_form(training: Made, epochs: int = EPOCHS) -> None:
 # ------------------------------------------------------------------ ten more, by fresh eyes
 
 
-def nano_form(training: Made, epochs: int = EPOCHS) -> None:
-    """As nanoGPT: a function gets the batch, a while loop counts, the learning rate is set."""
-    loader, held = training.loader, {"it": iter(training.loader)}
-
-    def get_batch() -> Any:
-        try:
-            return next(held["it"])
-        except StopIteration:
-            held["it"] = iter(loader)
-            return next(held["it"])
-
-    iter_num = 0
-    while True:
-        for group in training.optimizer.param_groups:
-            group["lr"] = 0.05 * 0.99**iter_num
-        x, y = get_batch()
-        loss = functional.cross_entropy(training.model(x), y)
-        loss.backward()
-        training.optimizer.step()
-        training.optimizer.zero_grad(set_to_none=True)
-        iter_num += 1
-        if iter_num >= epochs * len(loader):
-            break
-
-
 class Learner:
     """As fastai: callbacks around a batch, which is an attribute."""
 
@@ -506,76 +433,6 @@ class Recorder:
 
 def learner_form(training: Made, epochs: int = EPOCHS) -> None:
     Learner(training, [Recorder()]).fit(epochs)
-
-
-def imdb_form(training: Made, epochs: int = EPOCHS) -> None:
-    """As Opacus' imdb example: a function a pass, evaluation, padded tensors, epsilon."""
-
-    def binary_accuracy(preds: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return (preds.argmax(1) == y).float().mean()
-
-    def train(model: Any, loader: Any, optimizer: Any, epoch: int) -> None:
-        criterion = nn.CrossEntropyLoss()
-        losses, accuracies = [], []
-        model.train()
-        for data, label in tqdm(loader, disable=True):
-            optimizer.zero_grad()
-            predictions = model(data).squeeze(1)
-            loss = criterion(predictions, label)
-            acc = binary_accuracy(predictions, label)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-            accuracies.append(acc.item())
-        print(epoch, sum(losses), training.engine.get_epsilon(1e-5))
-
-    def evaluate(model: Any, loader: Any) -> None:
-        model.eval()
-        with torch.no_grad():
-            for data, label in loader:
-                binary_accuracy(model(data), label)
-
-    for epoch in range(epochs):
-        train(training.model, training.loader, training.optimizer, epoch)
-        evaluate(training.model, plain_loader())
-
-
-def char_lstm_form(training: Made, epochs: int = EPOCHS) -> None:
-    """As Opacus' char-lstm example: early return of empty batches, gradients looked at."""
-    training.model.train()
-    for _ in range(epochs):
-        for i, (names, labels) in enumerate(training.loader):
-            if len(labels) == 0:
-                continue
-            logits = training.model(names.to("cpu"))
-            loss = nn.CrossEntropyLoss()(logits, labels.to("cpu"))
-            training.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            _largest = max(float(p.grad_sample.norm()) for p in training.model.parameters())
-            training.optimizer.step()
-            if i % 10 == 0:
-                print(_largest)
-
-
-def transformers_form(training: Made, epochs: int = EPOCHS) -> None:
-    """As dp-transformers: steps counted over passes, dict batches, a scheduler by hand."""
-    model, optimizer = training.model, training.optimizer
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
-    max_steps, global_step, tr_loss = epochs * len(training.loader), 0, torch.tensor(0.0)
-    for _epoch in range(epochs):
-        for _step, (inputs, labels) in enumerate(training.loader):
-            model.train()
-            batch = {"input": inputs, "labels": labels}
-            outputs = {"logits": model(batch["input"])}
-            loss = functional.cross_entropy(outputs["logits"], batch["labels"])
-            loss.backward()
-            tr_loss += loss.detach()
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-            global_step += 1
-            if global_step >= max_steps:
-                break
 
 
 def functions_form(training: Made, epochs: int = EPOCHS) -> None:
@@ -654,25 +511,6 @@ def gan_form(training: Made, epochs: int = EPOCHS) -> None:
             g_optimizer.step()
             critic.zero_grad()
             critic.enable_hooks()
-
-
-def logging_form(training: Made, epochs: int = EPOCHS) -> None:
-    """A notebook's cell: everything in one loop, the best model copied, plots fed."""
-    best, history = float("inf"), []
-    for _epoch in (bar := tqdm(range(epochs), disable=True)):
-        running, n = 0.0, 0
-        for inputs, targets in training.loader:
-            training.optimizer.zero_grad()
-            outputs = training.model(inputs)
-            loss = functional.cross_entropy(outputs, targets, reduction="none").mean()
-            loss.backward()
-            training.optimizer.step()
-            running += loss.item() * len(targets)
-            n += len(targets)
-            bar.set_postfix(loss=running / max(n, 1))
-        if running / n < best:
-            best = running / n
-            history.append({k: v.clone() for k, v in training.model.state_dict().items()})
 
 
 def raw_steps_form(training: Made) -> None:

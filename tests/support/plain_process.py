@@ -1,8 +1,9 @@
-"""One of several processes that train in a plain loop: its arguments are folder, rank, fault."""
+"""One of two processes that train in a plain loop: its arguments are folder and fault."""
 
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -16,12 +17,12 @@ from training_support import mlp, random_data
 from lightning_audit import PrivacyViolation, attach
 from lightning_audit.testing.faults import plant
 
-PROCESSES, EPOCHS = 2, 3
+EPOCHS = 3
 
 
 def train(directory: Path, rank: int, fault: str) -> dict[str, object]:
     distributed.init_process_group(
-        "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=PROCESSES
+        "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=2
     )
     torch.manual_seed(0)
     net = mlp()
@@ -50,21 +51,14 @@ def train(directory: Path, rank: int, fault: str) -> dict[str, object]:
                     optimizer.step()
     except PrivacyViolation:
         raised = "PrivacyViolation"
-    verdict = audit.report.verdict
     digest = [float(p.detach().double().sum()) for p in model.parameters()]
-    return {
-        "outcome": verdict.outcome,
-        "steps": audit.report.steps,
-        "fault": verdict.fault,
-        "raised": raised,
-        "digest": digest,
-    }
+    return {"report": json.loads(audit.report.to_json()), "raised": raised, "digest": digest}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    where, number, planted = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    found = train(where, number, planted)
-    (where / f"rank-{number}.json").write_text(json.dumps(found))
+    warnings.simplefilter("ignore")
+    where, number = Path(sys.argv[1]), int(os.environ["LOCAL_RANK"])
+    (where / f"rank-{number}.json").write_text(json.dumps(train(where, number, sys.argv[2])))
     sys.stdout.flush()
     os._exit(0)  # threads of gloo can abort an interpreter that ends

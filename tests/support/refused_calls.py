@@ -23,3 +23,10 @@ def refused_changes(
 ) -> Callable[..., None]:
     """The same for one function, by what each call changes of good arguments."""
     return refusals(*((partial(function, **{**good, **change}), told) for change, told in cases))
+
+
+def refused(
+    function: Callable[..., object], *cases: tuple[Any, ...], **options: Any
+) -> Callable[..., None]:
+    """A test that each ``(*arguments, message)`` raises a ValueError that the pattern finds."""
+    return refusals(*((partial(function, *given, **options), told) for *given, told in cases))

@@ -91,25 +91,22 @@ def values_for(value: Any) -> Iterator[Any]:
         yield from (value[:-1], value[1:], [*value, *value[:1]], value[::-1])
 
 
+def replace_at(report: Any, path: Place, value: Any) -> Any:
+    """A copy with another value at one place."""
+    changed = copy.deepcopy(report)
+    _parent(changed, path)[path[-1]] = value
+    return changed
+
+
 def edited(report: Any, path: Place, value: Any) -> str:
     """The report with another value at one place."""
-    changed, *keys = copy.deepcopy(report), *path
-    _parent(changed, keys)[keys[-1]] = value
-    return signed(changed)
+    return signed(replace_at(report, path, value))
 
 
 def without(report: Any, path: Place) -> str:
     """The report without one key or item."""
     changed = copy.deepcopy(report)
     del _parent(changed, path)[path[-1]]
-    return signed(changed)
-
-
-def renamed(report: Any, path: Place) -> str:
-    """The report with another name of one key."""
-    changed = copy.deepcopy(report)
-    parent = _parent(changed, path)
-    parent[f"{path[-1]}_"] = parent.pop(path[-1])
     return signed(changed)
 
 
@@ -127,8 +124,6 @@ def edits(report: Any) -> Iterator[tuple[str, Place, Callable[[], str]]]:
         for key in path:
             value = value[key]
         yield "deleted", path, partial(without, report, path)
-        if isinstance(path[-1], str):
-            yield "renamed", path, partial(renamed, report, path)
         for new in values_for(value):
             if type(new) is type(value) and new == value:
                 continue

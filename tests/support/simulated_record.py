@@ -8,8 +8,9 @@ import numpy as np
 from lightning_audit.checks.monitor import AuditMonitor, replay
 from lightning_audit.checks.probes import Witnesses, WitnessReducer
 from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, RecordHeader
-from lightning_audit.results.audit_report import CheckResult, Verdict
+from lightning_audit.results.audit_report import CheckResult, LikelyFault, Verdict
 from lightning_audit.results.report_details import PassBlocker
+from lightning_audit.verdict.diagnosis import likely_faults
 from lightning_audit.verdict.judge import (
     PowerModel,
     Resolution,
@@ -146,3 +147,20 @@ def verdict_of(
     seen = seen_of(monitor, PowerModel(monitor).at(asked), OVERSIZE)
     of_run = [PassBlocker("run", text) for text in pass_blockers]
     return judge(checks, monitor, seen, asked, blockers_of(checks, seen, asked, of_run))
+
+
+def check(name: str, **evidence: Any) -> CheckResult:
+    return CheckResult(name, "mechanism", "violated", "", evidence=evidence)
+
+
+def found_in(monitor: AuditMonitor, *others: CheckResult) -> list[CheckResult]:
+    return [*(c for c in monitor.results() if c.status == "violated"), *others]
+
+
+def faults_of(record: Any, *others: CheckResult, processes: int = 1) -> tuple[LikelyFault, ...]:
+    monitor = monitor_of(record)
+    return likely_faults(found_in(monitor, *others), monitor, OVERSIZE, processes)
+
+
+def names(faults: tuple[LikelyFault, ...]) -> list[str]:
+    return [fault.name for fault in faults]

@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 from training_support import ManualModule, PrivateModule, mlp, random_data
+from two_nets import TwoOptimizers, two_nets
 
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.testing.faulty import OwnFactors, OwnNoise
@@ -143,13 +144,11 @@ class ExpandedWeights(PrivateModule):
 class Physical(PrivateModule):
     """Opacus' batch memory manager: physical batches of at most eight records."""
 
-    largest: ClassVar = 8
-
     def train_dataloader(self) -> Any:
         logical = super().train_dataloader()
         sampler = PhysicalBatches.splitter(
             sampler=logical.batch_sampler,
-            max_batch_size=self.largest,
+            max_batch_size=8,
             optimizer=self.trainer.optimizers[0],
         )
         return DataLoader(logical.dataset, batch_sampler=sampler, collate_fn=logical.collate_fn)
@@ -182,29 +181,6 @@ class RawOptimizer(ManualModule):
         optimizer.zero_grad()
         functional.cross_entropy(self.net(batch[0]), batch[1]).backward()
         optimizer.step()
-
-
-class TwoOptimizers(ManualModule):
-    """Two nets, each with a private optimizer."""
-
-    def configure_optimizers(self) -> Any:
-        optimizers = []
-        for name, net in self.net.items():
-            self.net[name], optimizer, _ = self.make_private(
-                module=net, optimizer=self.inner(net.parameters())
-            )
-            optimizers.append(optimizer)
-        return optimizers
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        for net, optimizer in zip(self.net.values(), self.optimizers(), strict=True):
-            optimizer.zero_grad()
-            self.manual_backward(functional.cross_entropy(net(batch[0]), batch[1]))
-            optimizer.step()
-
-
-def two_nets() -> nn.Module:
-    return nn.ModuleDict({"actor": mlp(hidden=HIDDEN), "critic": mlp(hidden=HIDDEN)})
 
 
 class Scheduled(PrivateModule):

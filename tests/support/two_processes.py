@@ -8,19 +8,23 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
+import pytest
 import pytorch_lightning as pl
 import torch
+import training_matrix
 from expected_warnings import EXPECTED_WARNINGS
 from opacus.data_loader import DPDataLoader
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.optimizers import DistributedDPOptimizer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.strategies import DDPStrategy
+from resume_support import StopAt, checkpoint_at, saver
 from torch.nn import functional
 from torch.utils.data import DataLoader
+from trained import weights
 from training_support import PrivateModule, random_data, replace_optimizer, trainer_for
 
 from lightning_audit import PrivacyAudit
@@ -68,27 +72,16 @@ class TwoProcesses(PrivateModule):
         return replace_optimizer(optimizer, self.optimizer_class)
 
 
-class PerLayer(TwoProcesses):
-    engine_arguments: ClassVar = {"clipping": "per_layer"}
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.max_grad_norm = [0.1 * (1 + j) for j, _ in enumerate(self.trainable())]
+class PerLayer(training_matrix.PerLayer, TwoProcesses):
+    """A clipping norm for each tensor."""
 
 
-class Ghost(TwoProcesses):
-    def configure_optimizers(self) -> Any:
-        self.net, optimizer, criterion, _ = self.make_private(
-            module=DifferentiallyPrivateDistributedDataParallel(self.net),
-            criterion=torch.nn.CrossEntropyLoss(),
-            grad_sample_mode="ghost",
-        )
-        self.__dict__["criterion"] = criterion
-        return optimizer
+class Ghost(training_matrix.Ghost, TwoProcesses):
+    """Ghost clipping as its tutorial has it."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        x, y = batch
-        return {"loss": self.criterion(self.net(x), y)}
+    def make_private(self, **more: Any) -> Any:
+        module = DifferentiallyPrivateDistributedDataParallel(self.net)
+        return super().make_private(module=module, **more)
 
 
 class Stepwise(TwoProcesses):
@@ -142,15 +135,16 @@ class Probe(pl.Callback):
             recorder.store = self.memory = Memory(recorder.header)
 
 
-class StopAt(pl.Callback):
-    """Breaks the training off before a step, in all processes or in one."""
+def trainer_of_both(folder: Path, *callbacks: pl.Callback, **kwargs: Any) -> pl.Trainer:
+    timeout = datetime.timedelta(seconds=60)
+    strategy = DDPStrategy(process_group_backend="gloo", timeout=timeout)
+    both = {"devices": 2, "strategy": strategy, "use_distributed_sampler": False}
+    return trainer_for(folder, *callbacks, **both, **kwargs)
 
-    def __init__(self, step: int, ranks: tuple[int, ...] = (0, 1)) -> None:
-        self.step, self.ranks = step, ranks
 
-    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step == self.step and RANK in self.ranks:
-            raise RuntimeError("power cut")
+def save_weights(folder: Path, module: pl.LightningModule) -> None:
+    folder.mkdir(exist_ok=True)
+    np.save(folder / f"weights-{RANK}.npy", weights(module).numpy())
 
 
 def train(
@@ -162,28 +156,13 @@ def train(
     **kwargs: Any,
 ) -> None:
     """Train, and write what this process has of the audit and of the weights."""
-    timeout = datetime.timedelta(seconds=60)
     probes = [] if audit is None else [audit, Probe(audit)]
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    trainer = trainer_for(
-        folder,
-        *probes,
-        *callbacks,
-        devices=2,
-        strategy=DDPStrategy(process_group_backend="gloo", timeout=timeout),
-        use_distributed_sampler=False,
-        enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
-        **kwargs,
-    )
+    saves = any(isinstance(c, ModelCheckpoint) for c in callbacks)
+    trainer = trainer_of_both(folder, *probes, *callbacks, enable_checkpointing=saves, **kwargs)
     try:
         trainer.fit(module, ckpt_path=ckpt, weights_only=True if ckpt else None)
-    except RuntimeError as error:
-        if str(error) != "power cut" or callbacks[0].ranks != (0, 1):
-            raise
     finally:
-        folder.mkdir(exist_ok=True)
-        weights = torch.cat([p.detach().flatten() for p in module.parameters()])
-        np.save(folder / f"weights-{RANK}.npy", weights.numpy())
+        save_weights(folder, module)
         if audit is not None:
             told = json.loads(audit.report.to_json()) if audit.report else None
             (folder / f"report-{RANK}.json").write_text(json.dumps(told))
@@ -208,19 +187,13 @@ def clipping(folder: Path) -> None:
 
 
 def resumed(folder: Path) -> None:
-    saved = folder / "saved"
-    saver = ModelCheckpoint(saved, save_top_k=-1, every_n_train_steps=10)
     train(folder / "whole", Stepwise(), PrivacyAudit(seed=3, allow=EMPTY), max_epochs=2)
-    train(
-        folder / "broken",
-        Stepwise(),
-        PrivacyAudit(seed=3, allow=EMPTY),
-        StopAt(37),
-        saver,
-        max_epochs=2,
-    )
-    (ckpt,) = saved.glob("*step=30.ckpt")
-    train(folder / "broken", Stepwise(), PrivacyAudit(seed=4, allow=EMPTY), ckpt=ckpt, max_epochs=2)
+    broken, saves = folder / "broken", saver(folder / "saved", epoch_end=False)
+    audit = PrivacyAudit(seed=3, allow=EMPTY)
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(broken, Stepwise(), audit, StopAt(37), saves, max_epochs=2)
+    ckpt = checkpoint_at(folder / "saved", 30)
+    train(broken, Stepwise(), PrivacyAudit(seed=4, allow=EMPTY), ckpt=ckpt, max_epochs=2)
 
 
 class Obstacle(pl.Callback):
@@ -250,7 +223,7 @@ class LostInOne(TwoProcesses):
 
 
 def one_breaks_off(folder: Path) -> None:
-    module, stop = TwoProcesses(), StopAt(20, ranks=(1,))
+    module, stop = TwoProcesses(), StopAt(20 if RANK else -1)
     train(folder / "one_breaks_off", module, PrivacyAudit(seed=0), stop, max_epochs=2)
 
 
@@ -276,11 +249,18 @@ ALONE: dict[str, tuple[Callable[[], TwoProcesses], dict[str, Any], dict[str, Any
 }
 SCENARIOS = (healthy, clipping, resumed, mixed, one_breaks_off, no_room)
 
-if __name__ == "__main__":
+
+def start() -> None:
+    """One thread, and all warnings errors but the expected ones."""
     torch.set_num_threads(1)
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     warnings.simplefilter("error")
     for message in (*EXPECTED_WARNINGS, *SAID_ON_RESUMING):
         warnings.filterwarnings("ignore", message)
+
+
+if __name__ == "__main__":
+    start()
     for scenario in SCENARIOS:
         if scenario.__name__ in sys.argv[2:]:
             scenario(Path(sys.argv[1]))

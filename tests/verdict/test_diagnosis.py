@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from named_faults import check, faults_of, names
 from scipy import stats
 from simulated_record import (
     CLIPPED_AFTER_AVERAGE,
@@ -13,7 +12,10 @@ from simulated_record import (
     SCALE,
     SIGNIFICANCE,
     by_name,
+    check,
+    faults_of,
     monitor_of,
+    names,
     simulate,
     verdict_of,
     violated,
