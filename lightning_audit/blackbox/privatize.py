@@ -125,7 +125,9 @@ def probes(along: Floats, sizes: Sequence[int], batch_size: int, group: int) -> 
 
 def _of_trials(trials: Sequence[Trial], along: Floats) -> Probe:
     """Return a probe from trials that share one neighboring batch."""
-    return Probe([t.rows.numpy() for t in trials], trials[0].with_zeros.numpy(), along)
+    return Probe(
+        [t.rows.dense().numpy() for t in trials], trials[0].with_zeros.dense().numpy(), along
+    )
 
 
 def read_shifts(

@@ -615,7 +615,7 @@ class _Reader:
         """Return the norm of the difference; None if it cannot be read."""
         neighbours = [trial.with_zeros] if self._fixed else [trial.neighbour, trial.with_zeros]
         for neighbour in neighbours:
-            rows, others = trial.rows.numpy(), neighbour.numpy()
+            rows, others = trial.rows.dense().numpy(), neighbour.dense().numpy()
             seed = next(self._seeds)
             # Some functions reject batches of another size.
             try:

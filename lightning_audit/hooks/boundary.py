@@ -337,11 +337,11 @@ class Handles(list[Any]):
         """Remove the hooks."""
         for handle in reversed(list(self)):
             handle.remove()
-        self.clear()
         self.forget()
 
     def forget(self) -> None:
         """Unregister from the boundary: the hooks are removed."""
+        self.clear()
         if self._boundary is not None:
             self._boundary.handles.pop(id(self), None)
 

@@ -328,6 +328,7 @@ class CanaryRows(list[Direction]):
         super().__init__(d if length == 1.0 else d.scaled(float(length)) for d, length in pairs)
         self._rows = by_tensor(directions)
         self._sent: dict[torch.device, dict[int, list[torch.Tensor]]] = {}
+        self._strided: dict[Any, torch.Tensor] = {}
 
     def write_part(self, rows: torch.Tensor, tensor: int, norm: float) -> None:
         """Write ``norm`` times each row's part in a tensor into rows of zeros, ``[k, *shape]``."""
@@ -357,22 +358,32 @@ class CanaryRows(list[Direction]):
             plain: whether to add directions of norm 1, regardless of the rows' lengths.
         """
         writes: list[tuple[Any, Any, Any]] = []
+        alike, sent = bool((weights == weights[0]).all()), dict[torch.device, torch.Tensor]()
         for j in self._rows:
             tensor = tensors[j]
             if tensor is None:
                 continue
             row, index, value, own = self._on(tensor.device)[j]
             if not tensor.is_contiguous():
-                flat = np.concatenate([part.index for _, part in self._rows[j]])
-                (index,) = send([offsets(flat, tensor)], tensor.device)
+                index = self._places(j, tensor)
             entries = own if plain else value
-            if (weights == weights[0]).all():
+            if alike:
                 entries = float(weights[0]) * entries
             else:
-                entries = send([weights], tensor.device)[0][row] * entries
+                if tensor.device not in sent:
+                    (sent[tensor.device],) = send([weights], tensor.device)
+                entries = sent[tensor.device][row] * entries
             writes.append((memory(tensor), index, entries.to(tensor.dtype)))
         for flat, index, amount in writes:
             flat.index_add_(0, index, amount)
+
+    def _places(self, j: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Return where the coordinates lie in a tensor with gaps or another order; sent once."""
+        key = j, tensor.device, tensor.shape, tensor.stride()
+        if key not in self._strided:
+            flat = np.concatenate([part.index for _, part in self._rows[j]])
+            (self._strided[key],) = send([offsets(flat, tensor)], tensor.device)
+        return self._strided[key]
 
     def _on(self, device: torch.device) -> dict[int, list[torch.Tensor]]:
         """Return rows, coordinates, entries and entries at norm 1, by tensor; sent once."""

@@ -83,6 +83,7 @@ class MethodHook:
             earlier = below.earlier
         if earlier is not None:
             setattr(self._owner, self._name, earlier)
+        self._hook = _nothing  # no cycle, which would hold what the callbacks hold until collected
 
 
 class Retry(MethodHook):

@@ -69,8 +69,9 @@ class DPSGDMany:
             records of a neighboring data set is another one, which a step must not depend on.
         steps: number of optimizer steps.
         learning_rate: of SGD without momentum, > 0.
-        memory_mib: models that are trained at the same time share this much memory, > 0, in MiB.
-            More than the cache of a core is slower; an accelerator is faster with more.
+        memory_mib: models that are trained at the same time share this much memory, > 0, in MiB;
+            None for a tenth of a CUDA device's memory, and else for 10, since more than the cache
+            of a core is slower.
         device: on which models are trained and returned, such as "cuda" or "mps"; None for the one
             that the data are on, which is the CPU for arrays. A store keeps its device.
 
@@ -87,7 +88,7 @@ class DPSGDMany:
     expected_batch_size: float = field(kw_only=True)
     steps: int = field(kw_only=True)
     learning_rate: float = field(kw_only=True)
-    memory_mib: float = field(default=10.0, kw_only=True)
+    memory_mib: float | None = field(default=None, kw_only=True, metadata=COUNTS_IF_SET)
     device: str | torch.device | None = field(default=None, kw_only=True, metadata=COUNTS_IF_SET)
 
     def __post_init__(self) -> None:
@@ -97,7 +98,8 @@ class DPSGDMany:
         _validate.positive("expected_batch_size", self.expected_batch_size)
         _validate.positive_int("steps", self.steps)
         _validate.positive("learning_rate", self.learning_rate)
-        _validate.positive("memory_mib", self.memory_mib, "such as 10")
+        if self.memory_mib is not None:
+            _validate.positive("memory_mib", self.memory_mib, "such as 10")
         if self.loss is not None and not callable(self.loss):
             raise BadArgument(
                 f"loss={shown(self.loss)} must be a function of (outputs, targets), or None for "
@@ -202,8 +204,12 @@ class DPSGDMany:
         records = max(len(targets) - 1 for _, targets in pairs)
         batch = max(1.0, self.sample_rate * records)
         each = _BYTES * batch * (sums.numbers + pairs[0][0][0].numel())
-        drawn = _DRAWN * records if _draws_blocks(pairs[0][1].device) else 0
-        return max(1, int(self.memory_mib * _MIB / (each + drawn)))
+        device = pairs[0][1].device
+        drawn = _DRAWN * records if _draws_blocks(device) else 0
+        memory = 10.0 if self.memory_mib is None else self.memory_mib
+        if self.memory_mib is None and device.type == "cuda":  # of all: parts are the same again
+            memory = torch.cuda.get_device_properties(device).total_memory / _MIB / 10
+        return max(1, int(memory * _MIB / (each + drawn)))
 
     def _trained(
         self, batches: _Batches, seeds: Sequence[int], sums: ClippedSums

@@ -40,6 +40,7 @@ from lightning_audit.replay.records import (
     judge,
 )
 from lightning_audit.replay.releases import rounding, too_coarse
+from lightning_audit.replay.rows import Rows
 from lightning_audit.replay.step_replay import (
     Replay,
     RowsReplay,
@@ -64,40 +65,36 @@ class Trial:
 
     Args:
         name: describes the gradient that is left out, and the batch.
-        rows: the gradients, ``[n, d]``.
+        rows: the gradients.
         left_out: index of the gradient that the neighbor lacks.
     """
 
     name: str
-    rows: torch.Tensor
+    rows: Rows
     left_out: int
 
     @property
-    def neighbour(self) -> torch.Tensor:
-        """The batch without that gradient, ``[n - 1, d]``."""
-        at = self.left_out % len(self.rows)
-        return torch.cat([self.rows[:at], self.rows[at + 1 :]])
+    def neighbour(self) -> Rows:
+        """The batch without that gradient."""
+        return self.rows.without(self.left_out)
 
     @property
-    def with_zeros(self) -> torch.Tensor:
-        """The batch with zeros instead of that gradient, ``[n, d]``."""
-        rows = self.rows.clone()
-        rows[self.left_out] = 0.0
-        return rows
+    def with_zeros(self) -> Rows:
+        """The batch with zeros instead of that gradient."""
+        return self.rows.zeroed(self.left_out)
 
 
 def alone(gradient: torch.Tensor, batch: int) -> Trial:
     """Return a trial of one gradient, ``[d]``, after rows of zeros."""
-    rows = gradient.new_zeros(batch, len(gradient))
-    rows[-1] = gradient
+    rows = Rows.alone(gradient, batch - 1, batch)
     return Trial(f"norm {float(gradient.norm()):.3g} C, alone", rows, batch - 1)
 
 
 def against_others(direction: torch.Tensor, batch: int) -> Trial:
     """Return a trial whose gradient, along a unit vector ``[d]``, outweighs all opposite ones."""
-    rows = -OVERSIZE * direction.repeat(batch, 1)
-    rows[-1] = OUTWEIGHING * direction
-    return Trial("against all others, which it outweighs", rows, batch - 1)
+    rows = torch.stack([-OVERSIZE * direction, OUTWEIGHING * direction])
+    which = torch.tensor([0] * (batch - 1) + [1])
+    return Trial("against all others, which it outweighs", Rows(rows, which), batch - 1)
 
 
 class CraftedGradients:
@@ -108,6 +105,7 @@ class CraftedGradients:
         batch: records of a usual batch.
         seed: of directions.
         dtype: of the gradients, before they are rounded to the parameters' types.
+        device: where they are made.
         fixed_size: whether all batches have the same number of records.
         most: records of a large batch; 0 for twice those of a usual one.
     """
@@ -118,6 +116,7 @@ class CraftedGradients:
         batch: int,
         seed: int,
         dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
         *,
         fixed_size: bool = False,
         most: int = 0,
@@ -128,7 +127,7 @@ class CraftedGradients:
         self._batch = max(min(batch, _ENTRIES // (2 * self._size) - 1), 2)
         #: Records of a large one.
         self._many = max(2 * self._batch + 2, min(most, _ENTRIES // self._size))
-        self._random = torch.Generator().manual_seed(seed)
+        self._random = torch.Generator(device).manual_seed(seed)
 
     def trials(self) -> Iterator[Trial]:
         """Yield the trials of all families, one of each family in turn."""
@@ -157,16 +156,16 @@ class CraftedGradients:
 
     def _of_shapes(self) -> Iterator[Trial]:
         """Yield gradients that are flat, in one tensor, or in one entry."""
-        flat = torch.ones(self._size, dtype=self._type) / self._size**0.5
+        flat = self._zeros() + self._size**-0.5
         yield self._among("the same in all entries, norm 3 C", 3.0 * flat, -1)
         for norm in (30.0, 1.5):
-            spike = torch.zeros(self._size, dtype=self._type)
+            spike = self._zeros()
             spike[self._size // 2] = norm
             yield self._among(f"in one entry, norm {norm:g} C", spike, 0)
         starts = torch.tensor([0, *self._sizes]).cumsum(0).tolist()
         chosen = torch.linspace(0, len(self._sizes) - 1, min(6, len(self._sizes))).round().int()
         for tensor in dict.fromkeys(chosen.tolist()):
-            alone = torch.zeros(self._size, dtype=self._type)
+            alone = self._zeros()
             alone[starts[tensor] : starts[tensor + 1]] = 1.0
             yield self._among(
                 f"in tensor {tensor} alone, norm 30 C", 30.0 * alone / alone.norm(), tensor
@@ -175,25 +174,27 @@ class CraftedGradients:
     def _of_others(self) -> Iterator[Trial]:
         """Yield one gradient among equal, opposite, tiny, huge or zero ones."""
         one, many = self._dense(1)[0], self._batch
-        signs = torch.tensor([1.0, -1.0] * many)[:many, None]
         tiny, huge = self._dense(many, 0.01), self._dense(many, OVERSIZE)
-        yield Trial("one of equal ones, norm 3 C", 3.0 * one.repeat(many, 1), many - 1)
-        yield Trial("huge among tiny ones", torch.cat([huge[:1], tiny[1:]]), 0)
-        between = huge.clone()
-        between[many // 2] = tiny[0]  # without it, the gradients after it move up
-        yield Trial("tiny among huge ones", between, many // 2)
-        yield Trial("one of opposite ones, norm 3 C", 3.0 * one * signs.to(self._type), 0)
-        yield Trial("huge one of tiny ones, last", torch.cat([tiny[1:], huge[:1]]), many - 1)
+        yield Trial("one of equal ones, norm 3 C", Rows.alike(3.0 * one, many), many - 1)
+        both, last = Rows.of(torch.cat([huge[:1], tiny[1:]])), many - 1
+        yield Trial("huge among tiny ones", both, 0)
+        between = Rows.of(torch.cat([huge, tiny[:1]]))  # without the tiny one, others move up
+        places = [many if place == many // 2 else place for place in range(many)]
+        yield Trial("tiny among huge ones", between.taken(places), many // 2)
+        opposite = Rows(3.0 * torch.stack([one, -one]), torch.arange(many) % 2)
+        yield Trial("one of opposite ones, norm 3 C", opposite, 0)
+        yield Trial("huge one of tiny ones, last", both.taken([*range(1, many), 0]), last)
         yield against_others(one, many)
         yield alone(OVERSIZE * one, many)
 
     def _of_sizes(self) -> Iterator[Trial]:
         """Yield batches of two gradients, and of more than twice the usual size."""
-        two, many = self._dense(2), self._many
-        yield Trial("one of two, norm 3 C", torch.stack([3.0 * two[0], 0.9 * two[1]]), 0)
-        yield Trial("last of a large batch, norm 3 C", self._dense(many, 3.0), -1)
-        yield Trial("the smaller of two", torch.stack([3.0 * two[0], 0.9 * two[1]]), 1)
-        yield Trial("first of a large batch, norm 0.9 C", self._dense(many, 0.9), 0)
+        one, other = self._dense(2)
+        two, many = Rows.of(torch.stack([3.0 * one, 0.9 * other])), self._many
+        yield Trial("one of two, norm 3 C", two, 0)
+        yield Trial("last of a large batch, norm 3 C", Rows.of(self._dense(many, 3.0)), -1)
+        yield Trial("the smaller of two", two, 1)
+        yield Trial("first of a large batch, norm 0.9 C", Rows.of(self._dense(many, 0.9)), 0)
 
     # ------------------------------------------------------------------ gradients
 
@@ -202,18 +203,22 @@ class CraftedGradients:
         at %= self._batch
         rows = self._dense(self._batch, 0.5)
         rows[at] = gradient
-        return Trial(name, rows, at)
+        return Trial(name, Rows.of(rows), at)
+
+    def _zeros(self) -> torch.Tensor:
+        return torch.zeros(self._size, dtype=self._type, device=self._random.device)
 
     def _dense(self, count: int, norm: float = 1.0) -> torch.Tensor:
         """Return random vectors of one norm, ``[count, d]``."""
-        rows = torch.randn(count, self._size, generator=self._random, dtype=self._type)
+        given: Any = {"dtype": self._type, "device": self._random.device}
+        rows = torch.randn(count, self._size, generator=self._random, **given)
         return rows.mul_(norm / rows.norm(dim=1, keepdim=True))  # in place, to save memory
 
 
 # --- Classify a fault of clipping by a few more replays.
 
-#: Replays a step with gradients in units of the clipping norm, ``[n, d]``, under a seed.
-Given = Callable[[torch.Tensor, int], Replay]
+#: Replays a step with given gradients under a seed.
+Given = Callable[[Rows, int], Replay]
 
 #: Smallest number of gradients of a batch, and the norms used, in units of the clipping norm.
 _SEVERAL, _LONG, _SHORT = 3, 1e4, 3.0
@@ -245,7 +250,7 @@ def sensitivity_kind(
     """
     largest, kind = max(batches, key=rows), ""
 
-    def alone(gradients: torch.Tensor, seed: int) -> Replay:
+    def alone(gradients: Rows, seed: int) -> Replay:
         return replay.run([largest], seed, rows=gradients, alone=True)
 
     if replay.clips_alone:
@@ -310,9 +315,8 @@ def _has_several_rows(
     times, rest = divmod(found, max(sum(map(rows, batches)), 1))
     if times < 2 or rest or worst > times * (1.0 + tolerated):
         return False
-    zeros = torch.zeros(found, sum(replay.sizes), dtype=replay.dtype)
-    long = zeros.clone()
-    long[0] = _LONG * unit_direction(replay, seed)
+    direction = (_LONG * unit_direction(replay, seed)).to(replay.dtype)
+    zeros, long = Rows.zeros(found, direction), Rows.alone(direction, 0, found)
     replay.allow(2)
     without, one = (replay.run(batches, seed, rows=each).finite for each in (zeros, long))
     if without is None or one is None:
@@ -344,11 +348,12 @@ def divides_by_rows(replay: StepReplay, batch: Any, seed: int) -> bool:
         return False
     # No sum of these is clipped.
     short = (0.5 / count * unit_direction(replay, seed)).to(replay.dtype)
-    given = RowsReplay(replay, batch, short.repeat(count, 1), seed)
+    given = RowsReplay(replay, batch, Rows.alike(short, count), seed)
     replay.allow(4)
     sums = []
     for size in (count, half):
-        one, none = (given.run(g.repeat(size, 1), seed) for g in (short, torch.zeros_like(short)))
+        each = Rows.alike(short, size), Rows.zeros(size, short)
+        one, none = (given.run(gradients, seed) for gradients in each)
         if one.finite is None or none.finite is None:
             return False
         sums.append(float((one.finite - none.finite) @ short.double()))
@@ -376,7 +381,7 @@ def clipping_kind(replay: StepReplay, given: Given, count: int, seed: int, toler
     batches = _batches(replay, count, seed)
     replay.allow(1 + len(batches))
     try:
-        base = given(torch.zeros_like(batches["first"]), seed).finite
+        base = given(batches["first"].zeroed(0), seed).finite
         if base is None:
             return ""
         added = {}
@@ -390,22 +395,20 @@ def clipping_kind(replay: StepReplay, given: Given, count: int, seed: int, toler
     return _kind(added, count, len(replay.sizes), 1.0 + tolerated)
 
 
-def _batches(replay: StepReplay, count: int, seed: int) -> dict[str, torch.Tensor]:
-    """Return the batches of gradients to replay, ``[count, d]`` each, by name."""
+def _batches(replay: StepReplay, count: int, seed: int) -> dict[str, Rows]:
+    """Return the batches of ``count`` gradients to replay, by name."""
     dense = unit_direction(replay, seed)
 
-    def alone(gradient: torch.Tensor, at: int) -> torch.Tensor:
-        gradients = torch.zeros(count, len(gradient), dtype=replay.dtype)
-        gradients[at] = gradient.to(replay.dtype)
-        return gradients
+    def alone(gradient: torch.Tensor, at: int) -> Rows:
+        return Rows.alone(gradient.to(replay.dtype), at, count)
 
     batches = {
         "first": alone(_LONG * dense, 0),
         "last": alone(_LONG * dense, -1),
         "longer": alone(2.0 * _LONG * dense, -1),
         "short": alone(_SHORT * dense, count // 2),
-        "many": (_LONG * dense).to(replay.dtype).repeat(count, 1),
-        "many longer": (2.0 * _LONG * dense).to(replay.dtype).repeat(count, 1),
+        "many": Rows.alike((_LONG * dense).to(replay.dtype), count),
+        "many longer": Rows.alike((2.0 * _LONG * dense).to(replay.dtype), count),
     }
     ends = torch.tensor(replay.sizes).cumsum(0).tolist()
     chosen = torch.linspace(0, len(ends) - 1, min(_TENSORS, len(ends))).round().int().tolist()
@@ -621,7 +624,7 @@ def examine_clipping(
         return Answer(reason=reason)
     fixed = replay.fixed_size
     crafted = CraftedGradients(
-        *(replay.sizes, count, seed, replay.dtype), fixed_size=fixed, most=most
+        *(replay.sizes, count, seed, replay.dtype, replay.device), fixed_size=fixed, most=most
     )
     first = next(crafted.trials()).rows
     if fixed and len(first) != count and not replay.clips_by_opacus:

@@ -170,16 +170,24 @@ def clock() -> float:
 # --- Memory that is left, or full.
 
 
-def room(device: torch.device) -> int:
-    """Return the bytes that a replay may take: half of the free ones, or more if little is free.
+#: Most memory of a CUDA device over what the training took before its first replay, and that.
+_OVER_ITS_PEAK, _PEAKS = 1.2, dict[torch.device, int]()
 
-    On CUDA it may take a fifth of what the process has.
+
+def room(device: torch.device) -> int:
+    """Return the bytes that a replay may take: half of the free ones.
+
+    On CUDA the process may then have 1.2 times what the training took at most.
 
     Args:
         device: of the training.
     """
-    taken = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    return max(free_memory(device) // 2, taken // 5)
+    free = free_memory(device)
+    if device.type != "cuda":
+        return free // 2
+    peak = _PEAKS.setdefault(device, torch.cuda.max_memory_allocated(device))
+    left = int(_OVER_ITS_PEAK * peak) - torch.cuda.memory_allocated(device)
+    return max(min(free, left), 0)
 
 
 def free_memory(device: torch.device) -> int:

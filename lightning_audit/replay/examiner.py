@@ -541,8 +541,11 @@ def state_of(user: UserStep, share: int = 2) -> TrainingState:
     Raises:
         CannotKeep: it does not fit into memory a second time, or cannot be restored.
     """
-    room = room_for(user.module.parameters(), user.optimizers, share)
     forks = may_fork(user.module.parameters())
+    for p in () if forks else user.module.parameters():
+        if getattr(getattr(p, "grad_sample", None), "_processed", False):
+            p.grad_sample = None  # type: ignore[attr-defined]  # clipped, not read again, large
+    room = room_for(user.module.parameters(), user.optimizers, share)
     return TrainingState(user.roots(), user.aside, room, forks=forks)
 
 
@@ -564,7 +567,7 @@ class Examined:
         answers: to the questions, by the names of their checks.
         seconds: duration of the examination.
         steps: number of replayed steps.
-        step_times: the examination's CPU time over that of the fastest replayed step.
+        step_times: the examination's CPU time over that of the step.
         late: names of the questions for which no replays were left.
         waits: number of steps until the next try; 0 if this step was examined.
         ends: whether no other step may be replayed.
@@ -736,7 +739,7 @@ def _answered(
     order: _Order, after: TrainingState | None, work: float, beat: Callable[[], None]
 ) -> Examined:
     """Examine the step from the state before it, or from the one after it."""
-    user, names, taken = order.user, order.names, order.taken
+    user, taken = order.user, order.taken
     state, claim = after, order.claim
     if order.before is not None:
         state, claim = order.before.restored()
@@ -746,7 +749,17 @@ def _answered(
         starts_before=order.before is not None,
         forked=order.forked,
         level=order.level,
+        taken_seconds=taken.work,
     )
+    try:
+        return _asked(order, replay, state, work)
+    finally:
+        replay.forget()
+
+
+def _asked(order: _Order, replay: StepReplay, state: TrainingState, work: float) -> Examined:
+    """Ask the questions of an examination, which began at a time of the `clock`."""
+    user, names, taken = order.user, order.names, order.taken
     if not user.sure and not _repeats(order, replay):
         return _none(names, _OTHER_STEP, repeated=False)
     low = user.precision not in _FULL_PRECISION
@@ -766,7 +779,7 @@ def _answered(
     return Examined(
         answers,
         steps=replay.steps,
-        step_times=(clock() - work) / max(replay.step_seconds, 1e-9),
+        step_times=(clock() - work) / max(replay.unit, 1e-9),
         late=tuple(name for name, answer in answers.items() if answer.reason == Reason.NONE_LEFT),
         waits=int(all(answer.reason == Reason.TOO_SMALL for answer in answers.values())),
         ends=bool(replay.stopped),

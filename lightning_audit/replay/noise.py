@@ -45,6 +45,7 @@ from lightning_audit.replay.releases import (
     on_a_lattice,
     rounding,
 )
+from lightning_audit.replay.rows import Rows
 from lightning_audit.replay.step_replay import (
     Replay,
     RowsReplay,
@@ -230,13 +231,13 @@ class _Examination:
     def __init__(self, replay: StepReplay, batch: Any, count: int, seed: int, sigma: float) -> None:
         self._replay, self._batch, self._seed, self._sigma = replay, batch, seed, sigma
         self._count, self._size = count, sum(replay.sizes)
-        self._type = replay.dtype
-        self._zeros = torch.zeros(count, self._size, dtype=self._type)
+        self._direction = unit_direction(replay, seed)
+        self._row = self._direction.to(replay.dtype)
+        self._zeros = Rows.zeros(count, self._row)
         self._given = RowsReplay(replay, batch, self._zeros, seed)
         self._entries = NoiseEntries.of(
             replay.layout, _LOOKED_AT_SOON if replay.limited else _LOOKED_AT
         )
-        self._direction = unit_direction(replay, seed)
         #: The first draw of the noise, and the last replay that released something.
         self._first = self._last = Replay()
         #: Whether other records had another noise multiplier.
@@ -293,12 +294,10 @@ class _Examination:
 
     def _is_on_weights(self, still: torch.Tensor) -> bool:
         """Return whether the weights have the noise that the gradient lacks, after the update."""
-        one = self._zeros.clone()
-        one[-1] = (_LARGE * self._direction).to(self._type)
         self._replay.allow(1 + _ON_WEIGHTS)
+        asked = [(self._large_one, 0), *((self._zeros, number) for number in range(_ON_WEIGHTS))]
         first, *draws = [
-            self._given.weights(rows, self._seed + number * _APART)
-            for rows, number in [(one, 0), *((self._zeros, n) for n in range(_ON_WEIGHTS))]
+            self._given.weights(rows, self._seed + number * _APART) for rows, number in asked
         ]
         known = [own[still] for own in draws if own is not None]
         if first is None or len(known) < len(draws):
@@ -329,7 +328,7 @@ class _Examination:
                 self._first = self._last if number == 0 else self._first
                 draws.take(release)
 
-    def _release(self, gradients: torch.Tensor, number: int = 0) -> torch.Tensor | None:
+    def _release(self, gradients: Rows, number: int = 0) -> torch.Tensor | None:
         """Return the release for gradients under the random numbers of a draw, ``[d]``."""
         replay = self._given.run(gradients, self._seed + number * _APART)
         release = replay.finite
@@ -342,9 +341,12 @@ class _Examination:
         return self._release(self._small_rows, number)
 
     @property
-    def _small_rows(self) -> torch.Tensor:
-        row: torch.Tensor = (_SMALL * self._direction).to(self._type)
-        return row.repeat(self._count, 1)
+    def _small_rows(self) -> Rows:
+        return Rows.alike(_SMALL * self._row, self._count)
+
+    @property
+    def _large_one(self) -> Rows:
+        return Rows.alone(_LARGE * self._row, -1, self._count)
 
     # ------------------------------------------------------------------ tests
 
@@ -368,9 +370,7 @@ class _Examination:
             return None
         if float((again - other - added).norm()) > _EQUAL * norm + 2.0 * rounded:
             return None
-        one = self._zeros.clone()
-        one[-1] = (_LARGE * self._direction).to(self._type)
-        clipped = self._release(one)
+        clipped = self._release(self._large_one)
         if clipped is None:
             return None
         return min(1.0, max(float((clipped - draw).norm()), _EQUAL))
@@ -393,10 +393,10 @@ class _Examination:
 
     def _of_records(self, draw: torch.Tensor) -> Seen | None:
         """Return evidence that the noise differs between gradients with the same sum."""
-        pairs = torch.zeros_like(self._zeros)
-        for row in range(self._count - self._count % 2):
-            pairs[row] = (3.0 if row % 2 else -3.0) * self._direction.to(self._type)
-        more = self._zeros.new_zeros(self._count + 2, self._size)
+        opposite = 3.0 * torch.stack([-self._row, self._row])
+        pairs = Rows(opposite, torch.arange(self._count) % 2)
+        pairs = pairs.zeroed(-1) if self._count % 2 else pairs
+        more = Rows.zeros(self._count + 2, self._row)
         for gradients, what in ((more, "the number of records"), (pairs, "gradients")):
             other = self._release(gradients)
             if other is None:
@@ -420,14 +420,14 @@ class _Examination:
         part = self._count / (self._count + 2)
         if float((other - part * draw).norm()) > _SAME * float(draw.norm()):
             return False
-        row = (_SMALL * self._direction).to(self._type)
-        one, two = self._small_sum(), self._release(row.repeat(self._count + 2, 1))
+        more = Rows.alike(_SMALL * self._row, self._count + 2)
+        one, two = self._small_sum(), self._release(more)
         if one is None or two is None:
             return False
         # The mean of equal gradients does not depend on their number.
         return float((two - other - (one - draw)).norm()) <= _EQUAL * float((one - draw).norm())
 
-    def _draws_for_rows(self, gradients: torch.Tensor, release: torch.Tensor) -> bool:
+    def _draws_for_rows(self, gradients: Rows, release: torch.Tensor) -> bool:
         """Return whether the last release has other noise because its rows are not zero.
 
         A step may draw numbers only for nonzero rows; then other nonzero rows have the same noise.
@@ -435,7 +435,7 @@ class _Examination:
         last = self._last
         if same_numbers(self._first, last):
             return False
-        other = self._release(_LESS * gradients)
+        other = self._release(gradients * _LESS)
         if other is None or not same_numbers(last, self._last):
             return False
         return float(self._across(other - release).norm()) <= _SAME * float(release.norm())
@@ -469,7 +469,7 @@ class _Examination:
         part = math.sqrt(squares / len(noise))
         return Seen(log_e, f"along the sum of the gradients it is {part:.2g} times its mean size")
 
-    def _varies(self, gradients: torch.Tensor, change: torch.Tensor) -> bool:
+    def _varies(self, gradients: Rows, change: torch.Tensor) -> bool:
         """Return whether a change differs under other random numbers, as a change of noise does."""
         one, other = self._release(gradients, 1), self._release(self._zeros, 1)
         if one is None or other is None:

@@ -33,6 +33,7 @@ from lightning_audit.canaries.inputs import copies, leaves, rows, taken
 from lightning_audit.checks.replay import Answer
 from lightning_audit.checks.replay_findings import Finding, Reason
 from lightning_audit.replay.releases import hidden_by_noise, on_a_lattice, rounding, too_coarse
+from lightning_audit.replay.rows import Rows
 from lightning_audit.replay.step_replay import (
     Replay,
     RowsReplay,
@@ -303,7 +304,7 @@ def hands_all_over(replay: StepReplay, batch: Any, seed: int) -> bool:
         seed: of the replays.
     """
     count = rows(batch)
-    zeros = torch.zeros(1, sum(replay.sizes)).expand(count, -1)
+    zeros = Rows.zeros(count, torch.zeros(sum(replay.sizes)))
     batches = batch, taken(batch, [0] * count)
 
     def draw(seed: int) -> list[Replay]:
@@ -576,7 +577,7 @@ class _Examination:
         #: Whether a record is replaced, not left out or added.
         self._replaced = replaced or replay.fixed_size or self._base.drew
         #: The records' gradients, once it is known that they can be put in.
-        self._given: torch.Tensor | None = None
+        self._given: Rows | None = None
         self._tried = replaced or len(batches) > 1 or bool(replay.skips)
         self._found: list[Finding] = []
         self._asked, self._shifted, self._moves = 0, 0, False
@@ -649,8 +650,7 @@ class _Examination:
         given = self._given
         if given is None:
             return
-        zeroed = given.clone()
-        zeroed[row] = 0.0
+        zeroed = given.zeroed(row)
 
         def draw(seed: int) -> list[Replay]:
             return [self._replay.run(self._batches, seed, rows=each) for each in (given, zeroed)]
@@ -683,8 +683,8 @@ class _Examination:
 
         return draw
 
-    def _own_gradients(self) -> torch.Tensor | None:
-        """Return the records' gradients in clipping norms, ``[n, d]``, if they can be put in."""
+    def _own_gradients(self) -> Rows | None:
+        """Return the records' gradients, if they can be put in."""
         replay, batches, seed, base = self._replay, self._batches, self._seed, self._base
         count, size = rows(batches[0]), sum(replay.sizes)
         if why_no_rows(base, count, by_opacus=replay.clips_by_opacus) or count * size > _KEPT:
@@ -692,7 +692,7 @@ class _Examination:
         seen = replay.run(batches, seed, keep=size)
         if seen.error or not same_numbers(seen, base):
             return None
-        given = torch.cat(seen.gradients) / replay.clipping_norm
+        given = Rows.of(torch.cat(seen.gradients) / replay.clipping_norm)
         same = replay.run(batches, seed, rows=given)
         if same.error or not same_numbers(same, base) or distance(same, base) > _GIVEN_BACK:
             return None
@@ -770,16 +770,17 @@ def examine_factors(
         return Answer(reason=reason or Reason.ACCUMULATED)
     if size < count + _FEW_ROWS:
         return Answer(reason="a gradient has fewer entries than the batch has records")
-    none = torch.zeros(1, size)
-    given = RowsReplay(replay, batches[0], none.expand(count, -1), seed)
+    none = torch.zeros(size)
+    given = RowsReplay(replay, batches[0], Rows.zeros(count, none), seed)
     own = (whole or batches)[0]
     made, asked = own, 0
     for number in range(2 + _ASCENTS):
         what = "of the batch" if not number else "within the range of the data"
         inputs = _with_grad(made) if replay.forked else made
-        zeros = given.run(none.expand(rows(made), -1), seed)
+        no_rows = Rows.zeros(rows(made), none)
+        zeros = given.run(no_rows, seed)
         if zeros.error:  # an own clipping needs the forward pass of as many records
-            zeros = replay.run([made], seed, rows=none.expand(rows(made), -1))
+            zeros = replay.run([made], seed, rows=no_rows)
         seen = replay.run([inputs], seed, keep=max(_WIDE * rows(made), _NARROW))
         if seen.finite is None or zeros.finite is None or not same_numbers(seen, zeros):
             break
@@ -814,12 +815,10 @@ def _confirmed(replay: StepReplay, batch: Any, row: int, tolerated: float, seed:
     seen = replay.run([batch], seed, keep=sum(replay.sizes))
     if seen.error or not hands_all_over(replay, batch, seed):
         return Judged(failed=True)
-    given = torch.nan_to_num(torch.cat(seen.gradients) / replay.clipping_norm)
-    gone = given.clone()
-    gone[row] = 0.0
+    given = Rows.of(torch.nan_to_num(torch.cat(seen.gradients) / replay.clipping_norm))
 
     def draw(seed: int) -> list[Replay]:
-        return [replay.run([batch], seed, rows=each) for each in (given, gone)]
+        return [replay.run([batch], seed, rows=each) for each in (given, given.zeroed(row))]
 
     return judge(draw, seed, 1.0 + tolerated, by_row=True)
 

@@ -12,6 +12,8 @@ the cut, after noise was added. Then all state is restored.
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import itertools
 import math
 import traceback
 from collections import Counter
@@ -34,6 +36,7 @@ from lightning_audit.hooks.step_hooks import ClosureHooks, MethodHook, is_torchs
 from lightning_audit.replay.device import SteadyKernels, clock, no_room, room
 from lightning_audit.replay.fork import ReachesOut
 from lightning_audit.replay.releases import Release
+from lightning_audit.replay.rows import Rows
 from lightning_audit.replay.taken_step import copied
 from lightning_audit.replay.training_state import (
     TrainingState,
@@ -268,7 +271,7 @@ class HandWrittenReplay:
         self,
         step: DPSGDStep,
         found: Replay,
-        rows: torch.Tensor | None,
+        rows: Rows | None,
         claim: StepClaim,
         clips: Callable[[], None],
         reads: Callable[..., None],
@@ -306,14 +309,14 @@ class HandWrittenReplay:
         if self._rows is None or later:
             return grads
         places: Any = self._step.places(list(grads), module, root)  # type: ignore[attr-defined]
-        params, new = self._step.params, type(grads)()
+        new = type(grads)()
         # A batch may be split over several calls, each with its share of the rows.
         end = self._found.rows
-        rows = self._rows[end - len(tensors[0]) : end]
-        own = torch.split(rows, [p.numel() for p in params], dim=1)
+        rows = self._rows.taken(slice(end - len(tensors[0]), end))
+        begins = [0, *itertools.accumulate(p.numel() for p in self._step.params)]
         for name, grad in grads.items():
-            values = own[places[name]] * self._claim.max_grad_norm
-            new[name] = values.to(grad).reshape(len(rows), *grad.shape[1:])
+            like = grad[0] if len(grad) else grad.new_empty(grad.shape[1:])
+            new[name] = rows.part(begins[places[name]], like, self._claim.max_grad_norm)
         return new
 
     def rows(self, module: torch.nn.Module, root: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
@@ -364,6 +367,7 @@ class StepReplay:
         starts_before: whether the state is that before the step was taken.
         forked: whether this process is a fork, in which the user's code may write.
         level: probability that noise as claimed counts as too little to hide a record, in all.
+        taken_seconds: of the step in the training, by `clock`.
     """
 
     def __init__(
@@ -380,6 +384,7 @@ class StepReplay:
         starts_before: bool = False,
         forked: bool = False,
         level: float = 1e-4,
+        taken_seconds: float = math.inf,
     ) -> None:
         self.starts_before, self.forked = starts_before, forked
         self._level, self._decisions = level, 0
@@ -394,7 +399,9 @@ class StepReplay:
         held = [getattr(p, "grad_sample", None) for p in step.params]
         self._forms_rows = all(isinstance(each, torch.Tensor | list) for each in held)
         #: Number of replayed steps, and the seconds of the fastest one on all the step's records.
-        self.steps, self.step_seconds = 0, float("inf")
+        self.steps, self.step_seconds = 0, math.inf
+        # Seconds of the step in the training, and the least of a replay per gradient.
+        self._taken_seconds, self._per_row = taken_seconds or math.inf, 0.0
         self._began, self._records, self._replayed = clock(), 0, 0
         # Number of steps up to which a finding is confirmed, however long that takes.
         self._confirms = 0
@@ -414,6 +421,8 @@ class StepReplay:
         #: Types of the trained tensors, type of crafted gradients, and entries of each tensor.
         self.dtypes = [p.dtype for p in step.params]
         self.dtype = torch.float64 if torch.float64 in self.dtypes else torch.float32
+        #: Where crafted gradients are made.
+        self.device = step.params[0].device
         self.sizes = [p.numel() for p in step.params]
         #: The trained tensors, and the claimed noise over the clipping norm.
         self.layout, self.noise_multiplier = step.layout, claim.noise_multiplier
@@ -450,7 +459,7 @@ class StepReplay:
         batches: Sequence[Any],
         seed: int,
         *,
-        rows: torch.Tensor | None = None,
+        rows: Rows | None = None,
         released: Replay | None = None,
         then: Sequence[Any] = (),
         keep: int = 0,
@@ -465,7 +474,7 @@ class StepReplay:
             seed: of every generator, set when the step begins, before clipping, before noise is
                 added, at the cut, and when a second step begins.
             rows: per-sample gradients in units of the clipping norm that replace those of the last
-                batch, ``[n, d]``.
+                batch.
             released: a replay whose releases replace this one's after the cut.
             then: batches of a second step, in which nothing is replaced.
             keep: number of columns in which the per-sample gradients are kept; 0 for none.
@@ -478,7 +487,8 @@ class StepReplay:
             Stopped: no further step may be replayed.
         """
         self.state.shared.look()
-        if self.stopped or not self.has_left(1 + bool(then)):
+        count, begun = _records(batches) if rows is None else len(rows), clock()
+        if self.stopped or not self.has_left(1 + bool(then), count):
             raise Stopped(self.stopped or Reason.NONE_LEFT)
         self.steps += 1 + bool(then)
         found, self._later, self._keep = Replay(shown=self.clips_by_opacus), False, keep
@@ -503,7 +513,7 @@ class StepReplay:
                     self._later = True
                     places.begin_second()
                     self._announce(len(then))
-                    self._take_step([copied(batch) for batch in then])
+                    self._take(then)
                     settings = settings_of(self._step.optimizer, "in the next step")
                     left = left_behind(self._module, self._step.optimizer) if look else {}
                     found.later_settings = {**left, **settings}
@@ -526,6 +536,8 @@ class StepReplay:
         if rows is None:  # crafted gradients have other directions
             self._compare(found, seed)
         self._beat()
+        rate = (clock() - begun) / max(count * (1 + bool(then)), 1)
+        self._per_row = min(rate, self._per_row or rate)
         return found
 
     @property
@@ -558,7 +570,7 @@ class StepReplay:
                 raise
             self._full = full
 
-    def take_first(self, batches: Sequence[Any], rows: torch.Tensor | None, *, alone: bool) -> None:
+    def take_first(self, batches: Sequence[Any], rows: Rows | None, *, alone: bool) -> None:
         """Run the step on its batches, or only clip ``rows`` and add noise."""
         begun, records = clock(), _records(batches)
         self._replayed = records
@@ -567,17 +579,21 @@ class StepReplay:
         if alone and rows is not None:
             self._clip(rows)
             return
-        self._take_step([copied(batch) for batch in batches])
+        self._take(batches)
         if rows is None and records >= self._records:
             self.step_seconds = min(self.step_seconds, clock() - begun)
+
+    def _take(self, batches: Sequence[Any]) -> None:
+        """Run the step, which changes no context variable of the training."""
+        contextvars.copy_context().run(self._take_step, [copied(batch) for batch in batches])
 
     def next_level(self) -> float:
         """Return the level of the next decision whether noise hides a record."""
         self._decisions += 1
         return self._level / (self._decisions * (self._decisions + 1.0))
 
-    def has_left(self, steps: int) -> bool:
-        """Return whether this number of steps may still be replayed."""
+    def has_left(self, steps: int, rows: int = 0) -> bool:
+        """Return whether this number of steps may still be replayed, of so many gradients each."""
         if self._budget is None:
             return True
         if self.steps + steps > self._budget:
@@ -585,8 +601,19 @@ class StepReplay:
         if self.steps + steps <= self._confirms:
             return True
         spent = self.seconds
-        needed = spent * (1 + steps / self.steps) if self.steps else 0.0
-        return spent < _SOON or needed <= _STEP_TIMES * self.step_seconds
+        each = max(spent / max(self.steps, 1), rows * self._per_row)
+        return spent + steps * each <= max(_SOON, _STEP_TIMES * self.unit)
+
+    @property
+    def unit(self) -> float:
+        """The seconds of the step: in the training, or of the fastest replay if that was faster."""
+        return min(self._taken_seconds, self.step_seconds)
+
+    def forget(self) -> None:
+        """Let go of all replays, which may hold much of a device's memory."""
+        self._kept.clear()
+        self._lines.clear()
+        self._after = {}
 
     @property
     def seconds(self) -> float:
@@ -634,18 +661,18 @@ class StepReplay:
         """Whether the optimizer can clip and add noise without a forward and backward pass."""
         return self._private is not None and self._forms_rows
 
-    def _clip(self, rows: torch.Tensor) -> None:
+    def _clip(self, rows: Rows) -> None:
         """Run the private optimizer's clipping and noise on crafted per-sample gradients."""
         private: Any = self._private
         private.zero_grad()
         self._hand_over(rows)
         private.pre_step()
 
-    def _hand_over(self, rows: torch.Tensor) -> None:
-        norm, params = self._claim.max_grad_norm, self._step.params
-        rows = rows.repeat_interleave(self._claim.views, dim=0)
-        for p, own in zip(params, self._split(rows), strict=True):  # one tensor at a time
-            p.grad_sample = (own * norm).to(p.device, p.dtype)  # type: ignore[attr-defined]
+    def _hand_over(self, rows: Rows) -> None:
+        begin, norm, views = 0, self._claim.max_grad_norm, self._claim.views
+        for p in self._step.params:
+            p.grad_sample = rows.part(begin, p, norm, views)  # type: ignore[attr-defined]
+            begin += p.numel()
 
     def _announce(self, batches: int) -> None:
         """Queue for Opacus which of the coming physical batches skip the optimizer's step."""
@@ -659,7 +686,7 @@ class StepReplay:
         self,
         found: Replay,
         places: RandomPlaces,
-        rows: torch.Tensor | None,
+        rows: Rows | None,
         released: Replay | None,
     ) -> Iterator[None]:
         for part in self._module.modules():
@@ -707,7 +734,7 @@ class StepReplay:
         self,
         found: Replay,
         places: RandomPlaces,
-        rows: torch.Tensor | None,
+        rows: Rows | None,
         clips: Callable[[], None],
         reads: Callable[..., None],
     ) -> list[Any]:
@@ -773,13 +800,6 @@ class StepReplay:
             source.shown = source.shown and source.depth > 0
 
         return [ClosureHooks(self._step.inner, enters, lambda _: read(), leaves)]
-
-    # ------------------------------------------------------------------ tensors
-
-    def _split(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        parts = torch.split(rows, self.sizes, dim=1)
-        shapes = [p.shape for p in self._step.params]
-        return [part.reshape(len(rows), *s) for part, s in zip(parts, shapes, strict=True)]
 
 
 # --- The distance of two replays of a step, and when rounding or a lattice hides it.
@@ -861,11 +881,11 @@ class RowsReplay:
     Args:
         replay: of the step.
         batch: a physical batch, whose records are repeated to match the number of gradients.
-        first: gradients for the test whether the rest can be skipped, ``[n, d]``.
+        first: gradients for the test whether the rest can be skipped.
         seed: of that test.
     """
 
-    def __init__(self, replay: StepReplay, batch: Any, first: torch.Tensor, seed: int) -> None:
+    def __init__(self, replay: StepReplay, batch: Any, first: Rows, seed: int) -> None:
         self._replay, self._batch = replay, batch
         #: Whether the rest of the step is skipped.
         self.alone = False
@@ -873,11 +893,11 @@ class RowsReplay:
             whole, short = (self._run(first, seed, alone=way) for way in (False, True))
             self.alone = bool(whole.releases) and not short.error and equal_releases(whole, short)
 
-    def run(self, gradients: torch.Tensor, seed: int) -> Replay:
-        """Replay the step with gradients in units of the clipping norm, ``[n, d]``."""
+    def run(self, gradients: Rows, seed: int) -> Replay:
+        """Replay the step with given gradients."""
         return self._run(gradients, seed, alone=self.alone)
 
-    def weights(self, gradients: torch.Tensor, seed: int) -> torch.Tensor | None:
+    def weights(self, gradients: Rows, seed: int) -> torch.Tensor | None:
         """Return the weights ``[d]`` after the whole step with given gradients; None if unknown."""
         replay = self._run(gradients, seed, alone=False, look=True)
         names = [f"parameters of {slot.name}" for slot in self._replay.layout]
@@ -885,9 +905,7 @@ class RowsReplay:
             return None
         return torch.cat([replay.after[name].cpu().double() for name in names])
 
-    def _run(
-        self, gradients: torch.Tensor, seed: int, *, alone: bool, look: bool = False
-    ) -> Replay:
+    def _run(self, gradients: Rows, seed: int, *, alone: bool, look: bool = False) -> Replay:
         batch = _of_size(self._batch, len(gradients))
         return self._replay.run([batch], seed, rows=gradients, alone=alone, look=look)
 

@@ -12,8 +12,9 @@ from torch.utils import _pytree
 from lightning_audit.canaries.inputs import constants_apart, with_constants
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep
-from lightning_audit.hooks.boundary import Handles, entry
+from lightning_audit.hooks.boundary import OWN_TIME, Handles, entry
 from lightning_audit.hooks.step_hooks import MethodHook
+from lightning_audit.replay.device import clock
 from lightning_audit.replay.releases import Release
 
 
@@ -25,12 +26,14 @@ class TakenStep:
         batches: its physical batches, as they were before the step.
         calls: for each call of the optimizer's step, whether it was skipped.
         seconds: from the first batch to the end of the optimizer's step.
+        work: the same by `clock`, without the audit's own time.
         weights: the trained tensors after it; None if they are not kept.
     """
 
     batches: list[Any] = field(default_factory=list)
     calls: list[bool] = field(default_factory=list)
     seconds: float = 0.0
+    work: float = 0.0
     weights: Release | None = None
 
     @property
@@ -56,7 +59,7 @@ class StepWatch:
         #: What was taken so far.
         self.taken = TakenStep()
         self._stepped = False
-        self._begun = time.perf_counter()
+        self._begun, self._work = time.perf_counter(), clock() - OWN_TIME.now()
         self._hooks = Handles()
         self._hooks.append(step.inner.register_step_post_hook(entry(self._note_step)))
         private: Any = private_optimizer(step.optimizer)
@@ -82,6 +85,7 @@ class StepWatch:
     def _note_step(self, *_: Any) -> None:
         self._stepped = True
         self.taken.seconds = time.perf_counter() - self._begun
+        self.taken.work = max(clock() - OWN_TIME.now() - self._work, 0.0)
         if self._keeps:
             self.taken.weights = Release.of(self._params, self._params, 1.0)
 

@@ -218,6 +218,33 @@ def set_slot(item: object, name: str, value: object) -> None:
         setattr(item, name, value)
 
 
+def environment_state() -> PutBack:
+    """Return what restores the environment variables."""
+    held = dict(os.environ)
+
+    def put() -> None:
+        if os.environ != held:
+            for name in os.environ.keys() - held.keys():
+                del os.environ[name]
+            os.environ.update(held)
+
+    return put
+
+
+def file_position(file: io.IOBase) -> PutBack:
+    """Return what restores the place at which a file is read; one that is written stays."""
+    try:
+        place = file.tell() if file.seekable() and not file.writable() else None
+    except (OSError, ValueError):  # closed, or read line by line
+        place = None
+
+    def put() -> None:
+        if place is not None and not file.closed and file.tell() != place:
+            file.seek(place)
+
+    return put
+
+
 def refill_dict(held: dict[Any, Any], keys: list[Any], values: list[Any]) -> None:
     """Restore the items of a dictionary, in their order."""
     values_stay = len(held) == len(keys) and all(map(operator.is_, held.values(), values))
@@ -457,7 +484,7 @@ class TrainingState:
         #: The former as they were when the state was saved.
         self.numbers = self.shared
         self._draws = CountedDraws(self.generators)
-        self._back: list[PutBack] = []
+        self._back: list[PutBack] = [environment_state()]
         todo: deque[object] = deque(roots)
         while todo:
             todo.extend(self._keep(todo.popleft()))
@@ -524,7 +551,9 @@ class TrainingState:
             case _ if isinstance(item, _GENERATORS):
                 self.generators.append(item)
                 self._back.append(generator_state(item))
-            case Iterator() if not isinstance(item, (io.IOBase, *weakref.ProxyTypes)):
+            case io.IOBase():
+                self._back.append(file_position(item))
+            case Iterator() if not isinstance(item, weakref.ProxyTypes):
                 if self._iterators or _follows(item) or (self._forks and _follows_within(item)):
                     return  # which no replay asks: it would fetch another batch
                 raise CannotKeep(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import logging
 import os
 import threading
@@ -25,7 +26,7 @@ from lightning_audit.replay import examiner, step_replay, training_state
 from lightning_audit.replay.device import CountedDraws, SteadyKernels, no_room
 from lightning_audit.replay.examiner import ANSWERED
 from lightning_audit.replay.releases import Release
-from lightning_audit.replay.step_replay import StepReplay
+from lightning_audit.replay.step_replay import Replay, StepReplay
 from lightning_audit.testing.faulty import HalfNoise
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -369,6 +370,24 @@ def test_full_memory_in_a_replay_is_an_answer(tmp_path, monkeypatch, allocations
     assert "the audit failed" not in caplog.text
     assert report.verdict.outcome in ("PASS", "INCONCLUSIVE")
     assert len([c for c in report.checks if c.status == "ok" and c.name in ANSWERED]) >= 3
+
+
+@pytest.mark.usefixtures("no_fork")
+def test_nothing_holds_a_replay_after_an_examination_without_a_collection(tmp_path, monkeypatch):
+    left, own = list[str](), examiner._examined
+
+    def examines(*given: Any) -> Any:
+        gc.disable()
+        try:
+            return own(*given)
+        finally:
+            found = [each for each in gc.get_objects() if isinstance(each, Replay | Release)]
+            left.extend(type(each).__name__ for each in found)
+            gc.enable()
+
+    monkeypatch.setattr(examiner, "_examined", examines)
+    assert not unanswered(train(tmp_path, Touched(), 4))
+    assert left == []
 
 
 def test_only_full_memory_is_taken_for_it(caplog):

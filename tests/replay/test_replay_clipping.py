@@ -159,16 +159,18 @@ def trials():
 
 def only(trial: Trial) -> torch.Tensor:
     """The gradient that is left out, and zeros."""
-    rows = torch.zeros_like(trial.rows)
+    rows = torch.zeros_like(trial.rows.dense())
     rows[trial.left_out] = trial.rows[trial.left_out]
     return rows
 
 
 def test_a_neighbour_lacks_one_gradient_and_has_the_others_in_order(trials):
     for trial in trials:
-        kept = [row for j, row in enumerate(trial.rows) if j != trial.left_out % len(trial.rows)]
-        assert torch.equal(trial.neighbour, torch.stack(kept))
-        assert torch.equal(trial.rows - trial.with_zeros, only(trial))
+        kept = [
+            row for j, row in enumerate(trial.rows.dense()) if j != trial.left_out % len(trial.rows)
+        ]
+        assert torch.equal(trial.neighbour.dense(), torch.stack(kept))
+        assert torch.equal(trial.rows.dense() - trial.with_zeros.dense(), only(trial))
 
 
 def test_norms_places_and_sizes_are_those_of_the_names(trials):
@@ -187,10 +189,10 @@ def test_norms_places_and_sizes_are_those_of_the_names(trials):
 def test_one_gradient_outweighs_all_others_and_one_is_alone(trials):
     named = {trial.name: trial for trial in trials}
     against = named["against all others, which it outweighs"]
-    one, others = against.rows[against.left_out], against.neighbour.sum(0)
+    one, others = against.rows[against.left_out], against.neighbour.dense().sum(0)
     assert torch.cosine_similarity(one, others, dim=0) == pytest.approx(-1.0)
     assert one.norm() > 10 * others.norm()
-    assert not named["norm 1e+03 C, alone"].neighbour.any()
+    assert not named["norm 1e+03 C, alone"].neighbour.dense().any()
 
 
 def test_each_tensor_has_a_gradient_of_its_own(trials):
@@ -218,7 +220,7 @@ def test_large_models_have_fewer_gradients_at_once(monkeypatch):
 
 def test_one_seed_gives_one_set():
     one, other = (list(CraftedGradients(SIZES, 4, seed=3).trials()) for _ in range(2))
-    assert all(torch.equal(a.rows, b.rows) for a, b in zip(one, other, strict=True))
+    assert all(torch.equal(a.rows.dense(), b.rows.dense()) for a, b in zip(one, other, strict=True))
 
 
 # --- The gradient of one sample comes without a trace in the training.

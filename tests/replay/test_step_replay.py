@@ -19,6 +19,7 @@ from lightning_audit.checks.check import OF_REPLAYS, shares
 from lightning_audit.checks.replay_findings import Reason
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.replay.releases import Release, hidden_by_noise, on_a_lattice, too_coarse
+from lightning_audit.replay.rows import Rows
 from lightning_audit.replay.step_replay import (
     RandomPlaces,
     Replay,
@@ -289,16 +290,38 @@ def rows_of(user: PlainStep, seed: int = 3) -> tuple[RowsReplay, int]:
     state = TrainingState(user.roots())
     replay = StepReplay(user.take, user.module, step, step.claim(1), state)
     size = sum(replay.sizes)
-    return RowsReplay(replay, user.batch(), torch.zeros(8, size, dtype=torch.float64), seed), size
+    return RowsReplay(replay, user.batch(), Rows.zeros(8, torch.zeros(size).double()), seed), size
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_parameters_part_is_that_of_the_rows_in_its_type(views):
+    rows = torch.tensor([[0.0, 1.0, 2.0], [0.0, 0.0, 0.0], [3.0, 4.0, 5.0]], dtype=torch.float64)
+    made = Rows(rows[[0, 2]], torch.tensor([0, -1, 1]))
+    assert torch.equal(made.dense(), rows)
+    assert torch.equal(torch.stack([made[k] for k in range(3)]), rows)
+    part = made.part(1, torch.zeros(2, 1, dtype=torch.float16), 0.5, views)
+    expected = 0.5 * rows[:, 1:].repeat_interleave(views, 0)
+    assert torch.equal(part, expected.half()[..., None])
+    assert torch.equal(made.without(-1).dense(), rows[:2])
+    assert torch.equal((made.zeroed(-1) * 2.0).dense(), 2.0 * rows * torch.tensor([[1], [1], [0]]))
+    assert torch.equal(Rows.alone(rows[2], -1, 3).dense(), rows * torch.tensor([[0], [0], [1]]))
+
+
+def test_crafted_gradients_take_the_memory_of_few_rows():
+    """Of 271 records and a million entries, as a batch of ResNet-18's may have."""
+    made, row = [], torch.zeros(1_000_000)
+    made += [Rows.zeros(271, row), Rows.alike(row, 271), Rows.alone(row, 3, 271)]
+    made += [made[2].zeroed(3), made[1].without(0), made[2] * 2.0]
+    assert max(each.different.numel() for each in made) <= len(row)
 
 
 def test_releases_differ_by_the_sum_of_the_rows_whatever_the_batch():
     given, size = rows_of(PlainStep())
     assert given.alone
     rows = torch.zeros(11, size, dtype=torch.float64)
-    without = given.run(rows, 7).release
+    without = given.run(Rows.of(rows), 7).release
     rows[2, 5], rows[10, 0] = 0.25, 40.0
-    difference = given.run(rows, 7).release - without
+    difference = given.run(Rows.of(rows), 7).release - without
     expected = torch.zeros(size, dtype=torch.float64)
     expected[5], expected[0] = 0.25, 1.0
     torch.testing.assert_close(difference, expected, atol=1e-5, rtol=0.0)

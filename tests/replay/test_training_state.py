@@ -505,3 +505,17 @@ def test_an_open_file_is_left_alone(tmp_path):
     with (tmp_path / "log").open("w") as file:
         training_state.TrainingState([SimpleNamespace(log=file)]).put_back()
         file.write("still open")
+
+
+def test_a_file_that_is_read_and_environment_variables_are_as_before(tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPS", "6")
+    (tmp_path / "words").write_text("one two")
+    with (tmp_path / "words").open("rb") as file:
+        file.read(3)
+        state = training_state.TrainingState([SimpleNamespace(words=file)])
+        os.environ.update(STEPS="7", REPLAYS="1")
+        file.read()
+        state.put_back()
+        assert file.read() == b" two"
+    assert os.environ["STEPS"] == "6"
+    assert "REPLAYS" not in os.environ

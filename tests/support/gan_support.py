@@ -28,18 +28,21 @@ class Gan(ManualModule):
         private = super().configure_optimizers()
         return [private, torch.optim.Adam(self.G.parameters(), lr=1e-3)]
 
+    def _latent(self, count: int) -> torch.Tensor:
+        return torch.randn(count, _LATENT, device=self.device)
+
     def training_step(self, batch: Any, batch_idx: int) -> None:
         discriminator, generator = self.optimizers()[:2]
         records = batch[0]
         discriminator.zero_grad()
-        fakes = self.G(torch.randn(len(records), _LATENT)).detach()
+        fakes = self.G(self._latent(len(records))).detach()
         # One backward pass: a record and a fake make one per-sample gradient.
         self.manual_backward(_loss(self.net(records), 1.0) + _loss(self.net(fakes), 0.0))
         discriminator.step()
         self.net.disable_hooks()
         self.net.requires_grad_(False)
         generator.zero_grad()
-        fakes = self.G(torch.randn(self.batch_size, _LATENT))
+        fakes = self.G(self._latent(self.batch_size))
         self.manual_backward(_loss(self.net(fakes), 1.0))
         generator.step()
         self.net.requires_grad_(True)
@@ -79,8 +82,8 @@ class Dcgan(Gan):
         discriminator, generator = self.optimizers()[:2]
         records = batch[0]
         discriminator.zero_grad(set_to_none=True)
-        fakes = self.G(torch.randn(self.fakes or len(records), _LATENT))
-        shown = fakes if self.fakes is None else self.G(torch.randn(len(records), _LATENT))
+        fakes = self.G(self._latent(self.fakes or len(records)))
+        shown = fakes if self.fakes is None else self.G(self._latent(len(records)))
         real = _loss(self.net(records), 1.0)
         self.manual_backward(real + _loss(self.net(shown.detach()), 0.0))
         discriminator.step()
