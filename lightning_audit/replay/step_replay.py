@@ -610,7 +610,7 @@ class StepReplay:
         return min(self._taken_seconds, self.step_seconds)
 
     def forget(self) -> None:
-        """Let go of all replays, which may hold much of a device's memory."""
+        """Release all replays, which may hold much of a device's memory."""
         self._kept.clear()
         self._lines.clear()
         self._after = {}
