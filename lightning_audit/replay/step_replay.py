@@ -593,7 +593,7 @@ class StepReplay:
         return self._level / (self._decisions * (self._decisions + 1.0))
 
     def has_left(self, steps: int, rows: int = 0) -> bool:
-        """Return whether this number of steps may still be replayed, of this number of gradients each."""
+        """Return whether steps, each of a number of gradients, may still be replayed."""
         if self._budget is None:
             return True
         if self.steps + steps > self._budget:
