@@ -8,6 +8,7 @@ from environments import printed_by
 pytestmark = pytest.mark.heavy
 
 _EPSILONS = ("audit/epsilon_lower", "audit/epsilon_spent", "audit/observations", "audit/violated")
+_FILES = [f"audit/report/report.{end}" for end in ("html", "json", "png")]
 
 
 @pytest.fixture
@@ -26,7 +27,11 @@ def test_each_tracker_has_the_metrics_the_figure_and_the_report_once(case):
     ((row,),) = found["epochs"]
     assert found["figures"] == 1
     mlflow, wandb, board = found["mlflow"], found["wandb"], found["board"]
-    assert mlflow["artifacts"] == ["audit/report/report.json", "audit/report/report.png"]
+    assert mlflow["artifacts"] == [
+        "audit/report/report.html",
+        "audit/report/report.json",
+        "audit/report/report.png",
+    ]
     assert mlflow["outcomes"] == ["PASS"]
     files = ["report.html", "report.json", "report.png"]
     assert wandb["artifacts"] == [[f"audit-report-{wandb['id']}", "privacy-audit", files]]
@@ -53,7 +58,9 @@ def test_two_fits_of_one_run_keep_both_reports(case):
     assert found["figures"] == 2
     mlflow, wandb = found["mlflow"], found["wandb"]
     folders = ["audit/report", "audit/report-2"]
-    assert mlflow["artifacts"] == [f"{a}/report.{end}" for a in folders for end in ("json", "png")]
+    assert mlflow["artifacts"] == [
+        f"{a}/report.{end}" for a in folders for end in ("html", "json", "png")
+    ]
     name = f"audit-report-{wandb['id']}"  # of two versions
     assert [artifact[0] for artifact in wandb["artifacts"]] == [name, name]
     assert len(wandb["images"]) == 2
@@ -66,7 +73,11 @@ def test_two_optimizers_have_one_report_and_one_value_of_each_metric(case):
     found = case("two optimizers")
     ((row,),) = found["epochs"]
     assert found["figures"] == 1
-    assert found["mlflow"]["artifacts"] == ["audit/report/report.json", "audit/report/report.png"]
+    assert found["mlflow"]["artifacts"] == [
+        "audit/report/report.html",
+        "audit/report/report.json",
+        "audit/report/report.png",
+    ]
     assert found["board"]["images"] == {"audit/report": [200]}
     for name in _EPSILONS:
         ((_, value),) = found["mlflow"]["metrics"][name]

@@ -358,7 +358,7 @@ class CanaryRows(list[Direction]):
             plain: whether to add directions of norm 1, regardless of the rows' lengths.
         """
         writes: list[tuple[Any, Any, Any]] = []
-        alike, sent = bool((weights == weights[0]).all()), dict[torch.device, torch.Tensor]()
+        alike, sent = bool((weights == weights[:1]).all()), dict[torch.device, torch.Tensor]()
         for j in self._rows:
             tensor = tensors[j]
             if tensor is None:

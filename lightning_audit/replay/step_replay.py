@@ -602,7 +602,8 @@ class StepReplay:
             return True
         spent = self.seconds
         each = max(spent / max(self.steps, 1), rows * self._per_row)
-        return spent + steps * each <= max(_SOON, _STEP_TIMES * self.unit)
+        soon = max(spent, each) < _SOON
+        return soon or spent + steps * each <= _STEP_TIMES * self.unit
 
     @property
     def unit(self) -> float:

@@ -1,6 +1,7 @@
 """A run examines steps by replay: what it finds, what a pass says, and what it leaves as it was."""
 
 import contextvars
+import functools
 import os
 import random
 import threading
@@ -66,7 +67,16 @@ def _global(_: Path) -> Count:
 
 
 #: Kinds of state by name.
+def _mutable_default(_: Path) -> Count:
+    def counts(calls: list[int] = [0]) -> float:  # noqa: B006
+        calls[0] += 1
+        return calls[0]
+
+    return functools.partial(counts)
+
+
 KINDS: dict[str, Callable[[Path], Count]] = {
+    "mutable default": _mutable_default,
     "ContextVar": _context,
     "global variable": _global,
 }
