@@ -239,8 +239,8 @@ def file_position(file: io.IOBase) -> PutBack:
         place = None
 
     def put() -> None:
-        if place is not None and not file.closed and file.tell() != place:
-            file.seek(place)
+        if place is not None and not file.closed:
+            file.seek(place)  # `tell` raises where lines are read one by one
 
     return put
 

@@ -517,5 +517,10 @@ def test_a_file_that_is_read_and_environment_variables_are_as_before(tmp_path, m
         file.read()
         state.put_back()
         assert file.read() == b" two"
+    with (tmp_path / "words").open() as lines:
+        state = training_state.TrainingState([SimpleNamespace(words=lines)])
+        next(lines)  # after which `tell` raises
+        state.put_back()
+        assert lines.read() == "one two"
     assert os.environ["STEPS"] == "6"
     assert "REPLAYS" not in os.environ

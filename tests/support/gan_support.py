@@ -75,25 +75,15 @@ def _loss(scores: torch.Tensor, label: float) -> torch.Tensor:
 class Dcgan(Gan):
     """Opacus' dcgan.py: one lot of fakes, as many as the records, for either of the two steps."""
 
-    #: What the generator makes; None for as many as the batch has records.
-    fakes: int | None = None
-
     def training_step(self, batch: Any, batch_idx: int) -> None:
         discriminator, generator = self.optimizers()[:2]
         records = batch[0]
         discriminator.zero_grad(set_to_none=True)
-        fakes = self.G(self._latent(self.fakes or len(records)))
-        shown = fakes if self.fakes is None else self.G(self._latent(len(records)))
+        fakes = self.G(self._latent(len(records)))
         real = _loss(self.net(records), 1.0)
-        self.manual_backward(real + _loss(self.net(shown.detach()), 0.0))
+        self.manual_backward(real + _loss(self.net(fakes.detach()), 0.0))
         discriminator.step()
         discriminator.zero_grad(set_to_none=True)
         generator.zero_grad()
         self.manual_backward(_loss(self.net(fakes), 1.0))
         generator.step()
-
-
-class DcganOfFixedSize(Dcgan):
-    """The same, whose generator is trained on a number of fakes of its own."""
-
-    fakes = 16
