@@ -454,7 +454,8 @@ class TrainingState:
         not_followed: objects that are not saved.
         room: largest number of bytes for the copies; None for no limit.
         iterators: whether iterators are ignored; they keep their later position.
-        forks: whether replays run in a fork, which may break generators over the loader.
+        forks: whether replays run in a fork, which may break generators over the loader, and leaves
+            files where they are read.
 
     Raises:
         CannotKeep: the copies would need more memory, or the training holds an iterator.
@@ -552,7 +553,8 @@ class TrainingState:
                 self.generators.append(item)
                 self._back.append(generator_state(item))
             case io.IOBase():
-                self._back.append(file_position(item))
+                if not self._forks:  # whose file moves with that of the training
+                    self._back.append(file_position(item))
             case Iterator() if not isinstance(item, weakref.ProxyTypes):
                 if self._iterators or _follows(item) or (self._forks and _follows_within(item)):
                     return  # which no replay asks: it would fetch another batch
@@ -681,7 +683,7 @@ class DataState(TrainingState):
 
     def __init__(self, roots: Iterable[object], *, copied: bool) -> None:
         self._copied, self._small = copied, _ALL_SMALL
-        super().__init__(roots, room=_BESIDE, iterators=not copied)
+        super().__init__(roots, room=_BESIDE, iterators=not copied, forks=not copied)
 
     def _fits(self, size: int) -> bool:
         small = size <= min(_SMALL, self._small)
