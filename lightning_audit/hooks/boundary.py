@@ -62,6 +62,26 @@ class RunTime:
         return {"seconds": own, "share": own / other if other > 0.0 else 0.0}
 
 
+# --- Whose code runs.
+
+#: Packages whose frames are not the user's.
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "opacus", "tqdm", "lightning_audit"}
+_LIBRARIES |= {"lightning", "pytorch_lightning", "lightning_fabric"}
+#: The selftest's trainings are a user's.
+_TRAININGS = "lightning_audit.testing"
+
+
+def users_frame(frame: Any = None) -> Any:
+    """Return the innermost frame of the user's code, or from a frame on; None if there is none."""
+    frame = sys._getframe(1) if frame is None else frame
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.startswith(_TRAININGS) or name.partition(".")[0] not in _LIBRARIES:
+            return frame
+        frame = frame.f_back
+    return None
+
+
 # --- The boundary: keeps the audit's internal errors out of the training.
 
 _log = logging.getLogger(__name__)

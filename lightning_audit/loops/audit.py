@@ -36,7 +36,7 @@ from lightning_audit.checks.update import NO_DP
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.ghost import GhostStep
 from lightning_audit.dpsgd.opacus import innermost, private_optimizer
-from lightning_audit.hooks.boundary import Handles, attempt, entry
+from lightning_audit.hooks.boundary import Handles, attempt, entry, users_frame
 from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.lints.own_code import of_frame
 from lightning_audit.lints.settings import watch_scalers
@@ -48,7 +48,6 @@ from lightning_audit.loops.events import (
     PassCount,
     drawn_by,
     loss_in_backward,
-    users_frame,
 )
 from lightning_audit.loops.training import (
     AHEAD,

@@ -26,7 +26,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from lightning_audit.files import compiles, nearby
-from lightning_audit.loops.events import Batches, drawn_by, users_frame
+from lightning_audit.hooks.boundary import users_frame
+from lightning_audit.loops.events import Batches, drawn_by
 from lightning_audit.replay.before_step import BatchSource
 
 # --- The body of a loop as a function, made from its source.

@@ -23,22 +23,6 @@ from torch.utils.data import DataLoader
 from lightning_audit.hooks.sampler_tap import unwatched
 from lightning_audit.replay.fork import ReachesOut
 
-#: Packages whose frames are not the user's.
-_LIBRARIES = {*sys.stdlib_module_names, "torch", "opacus", "tqdm", "lightning_audit"}
-#: The selftest's trainings are a user's.
-_TRAININGS = "lightning_audit.testing"
-
-
-def users_frame(frame: Any = None) -> Any:
-    """Return the innermost frame of the user's code, or from a frame on; None if there is none."""
-    frame = sys._getframe(1) if frame is None else frame
-    while frame is not None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if name.startswith(_TRAININGS) or name.partition(".")[0] not in _LIBRARIES:
-            return frame
-        frame = frame.f_back
-    return None
-
 
 def loss_in_backward() -> Any:
     """Return the tensor whose backward pass runs; None if no frame of this thread shows it."""

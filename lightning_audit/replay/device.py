@@ -13,14 +13,15 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_audit.checks.replay_findings import Reason
+from lightning_audit.hooks.boundary import users_frame
 
 _log = logging.getLogger(__name__)
 
@@ -66,8 +67,9 @@ class SteadyKernels:
             for name, enabled in attention.items():
                 getattr(cuda, f"enable_{name}_sdp")(enabled)
 
-        with warnings.catch_warnings(record=True) as seen:
+        with warnings.catch_warnings():
             warnings.simplefilter("always")
+            warnings.showwarning = self._note
             try:
                 # A training that demands them keeps its errors.
                 none = dict.fromkeys(fused, False)
@@ -79,19 +81,28 @@ class SteadyKernels:
                 choose(deterministic=strict, lenient=lenient, attention=attention)
                 memory.fill_uninitialized_memory = filled
                 cudnn.benchmark, cudnn.deterministic, mkldnn.deterministic = flags
-                self._note(seen)
 
-    def _note(self, seen: Iterable[warnings.WarningMessage]) -> None:
-        for each in seen:
-            text, line = str(each.message), f"{Path(each.filename).name}:{each.lineno}"
-            if found := _UNSTEADY.search(text):
-                lacking = f"{found[1] or found[2]} at {line} has no deterministic kernel"
-            elif "CuBLAS" in text:
-                lacking = f"matrix products need the environment variable {_CUBLAS}"
-            else:
-                continue
-            if lacking not in self.lacking:
-                self.lacking.append(lacking)
+    def _note(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        """Note an operation, at the user's line that runs it: a backward pass has none in torch."""
+        if (frame := users_frame()) is not None:
+            filename, lineno = frame.f_code.co_filename, frame.f_lineno
+        if found := _UNSTEADY.search(str(message)):
+            place = f"{Path(filename).name}:{lineno}"
+            lacking = f"{found[1] or found[2]} at {place} has no deterministic kernel"
+        elif "CuBLAS" in str(message):
+            lacking = f"matrix products need the environment variable {_CUBLAS}"
+        else:
+            return
+        if lacking not in self.lacking:
+            self.lacking.append(lacking)
 
 
 # --- How many random numbers are drawn.

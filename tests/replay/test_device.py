@@ -297,6 +297,16 @@ def test_an_operation_without_such_a_kernel_is_named_and_lacks_a_pass(tmp_path, 
     assert not any("may have changed" in note for note in report.notes)
 
 
+def test_an_operation_of_a_backward_pass_is_named_at_the_users_line():
+    steady, x = SteadyKernels(), torch.ones(4, requires_grad=True)
+    with steady():
+        put = x.put(torch.tensor([0, 1]), x[:2])
+        put.sum().backward()
+    line = test_an_operation_of_a_backward_pass_is_named_at_the_users_line.__code__.co_firstlineno
+    lines = [f"test_device.py:{line + number}" for number in (3, 4)]
+    assert steady.lacking == [f"put_ at {line} has no deterministic kernel" for line in lines]
+
+
 @pytest.mark.parametrize("before", [(False, False), (True, False), (True, True)])
 def test_the_trainings_choice_of_kernels_is_restored(before):
     torch.use_deterministic_algorithms(before[0], warn_only=before[1])

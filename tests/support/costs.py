@@ -19,8 +19,8 @@ from _pytest.runner import runtestprotocol
 
 COSTS = Path(__file__).parents[1] / "costs.json"
 QUICK, HEAVY = 1.0, 3.0
-#: A test without an entry, so of a second when it was measured, fails above this, or so much more on
-#: a machine that is slower now. Costs of one test differ by up to five times between machines.
+#: A test without an entry, so of a second when it was measured, fails above this, or so much more
+#: on a machine that is slower now: costs of one test differ by up to five times between machines.
 MOST_WITHOUT_ENTRY = 10.0
 #: CPU seconds of `_work` on the machine that these seconds are of.
 REFERENCE = 0.083
