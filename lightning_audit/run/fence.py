@@ -495,9 +495,11 @@ class Fence:
         """Begin a step, unless it has begun."""
         if self._open and not self._ended:
             return
+        just_read = self._open and self._held is None
         self._close()
         self._follow()
-        self._compare()
+        if not just_read:
+            self._compare()
         for told, reads in self._early:
             if any(read(self._records) for read in reads):
                 self._log.told.setdefault(told, f"{told}, and training records had been read")

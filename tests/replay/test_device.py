@@ -6,28 +6,36 @@ import _thread
 import gc
 import logging
 import os
+import sys
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from stages import staged
 from torch import nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from training_matrix import ROWS
 from training_support import PrivateModule, random_data, trainer_for
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.checks.replay_findings import Reason
+from lightning_audit.hooks.boundary import users_frame
 from lightning_audit.replay import examiner, step_replay, training_state
 from lightning_audit.replay.device import CountedDraws, SteadyKernels, no_room
 from lightning_audit.replay.examiner import ANSWERED
 from lightning_audit.replay.releases import Release
 from lightning_audit.replay.step_replay import Replay, StepReplay
 from lightning_audit.testing.faulty import HalfNoise
+
+AUDIT = "lightning_audit."
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -370,9 +378,11 @@ def allocations(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("no_fork")
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize(
+    "part", staged(quick=[0, 16, 32], nightly=[p for p in range(48) if p % 16])
+)
 def test_full_memory_in_a_replay_is_an_answer(tmp_path, monkeypatch, allocations, part, caplog):
-    full = Full(1 + (part * allocations) // 3)
+    full = Full(1 + (part * allocations) // 48)
     report = examined(tmp_path, monkeypatch, full)
     assert full.count >= full.at
     assert "12.00 GiB" not in report.to_json()
@@ -441,3 +451,80 @@ def test_half_noise_is_found_without_a_fork(tmp_path, request):
     request.getfixturevalue("coarse_generator")
     report = train(tmp_path, Touched(optimizer_class=HalfNoise), 4)
     assert report.verdict.outcome == "VIOLATION"
+
+
+# --- A step waits for its device three times, and sends home little.
+
+
+class Waits(TorchDispatchMode):
+    """Counts, by step, what the audit waits for on a device, and its copies to the host."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.waits, self.copies = Counter[int](), Counter[int]()
+        self.step, own = 0, torch.Tensor.cpu
+
+        def cpu(tensor: torch.Tensor) -> torch.Tensor:
+            module = sys._getframe(1).f_globals["__name__"]
+            # The sampler's batch has not left the host.
+            self.copies[self.step] += module.startswith(AUDIT) and "sampler_tap" not in module
+            return own(tensor)
+
+        patch.setattr(torch.Tensor, "cpu", cpu)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame: Any = sys._getframe(1)
+        while (module := frame.f_globals["__name__"]).startswith("torch."):
+            frame = frame.f_back
+        waits = func.name() in ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero")
+        self.waits[self.step] += module.startswith(AUDIT) and waits
+        return func(*args, **(kwargs or {}))
+
+    def next(self, x: torch.Tensor) -> torch.Tensor:
+        """Begin the next step."""
+        self.step += 1
+        return x
+
+
+def test_a_step_waits_for_its_device_three_times_and_sends_home_one_copy(tmp_path, monkeypatch):
+    seen = Waits(monkeypatch)
+    audit = PrivacyAudit(seed=1, examinations=0, bounds=[])
+    with seen:
+        trainer_for(tmp_path, audit, max_steps=40).fit(Touched(seen.next))
+    steady = [step for step in range(21, 40) if step % 10]  # an epoch has ten steps
+    assert {seen.copies[step] for step in steady} == {1}, seen.copies
+    assert all(0 < seen.waits[step] + seen.copies[step] <= 3 for step in steady), seen.waits
+
+
+# --- Every way to train draws on its own device.
+
+_MADE = (torch.randn, torch.rand, torch.randint, torch.randperm, torch.normal, torch.zeros)
+_MADE += (torch.ones, torch.full, torch.empty, torch.arange, torch.tensor)
+
+
+class OnItsDevice(TorchFunctionMode, pl.Callback):
+    """Notes each tensor that a training step makes without a word on the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame = sys._getframe(1)
+        users = users_frame(frame) is frame
+        if func in _MADE and users and "device" not in (kwargs or {}):
+            self.found.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        return func(*args, **(kwargs or {}))
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.__enter__()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_each_way_to_train_makes_tensors_on_its_device(tmp_path, row):
+    watch = OnItsDevice()
+    trainer_for(tmp_path, watch, **{**row.trainer, "max_steps": 2}).fit(row.module())
+    assert watch.found == []

@@ -13,6 +13,7 @@ import torch
 from opacus import PrivacyEngine
 from opacus.utils.batch_memory_manager import wrap_data_loader
 from plain_step import PlainStep
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_audit.checks.check import OF_REPLAYS, shares
@@ -281,6 +282,27 @@ def test_the_decisions_of_all_examinations_of_a_run_share_its_part_of_the_signif
     assert sum(shares().values()) + OF_REPLAYS <= 1.0
 
 
+def test_an_examination_may_take_eighty_times_the_step_as_the_training_takes_it(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("lightning_audit.replay.step_replay.clock", lambda: now[0])
+    user = PlainStep()
+    user.take([user.batch()])
+    step, state = user.adapter, TrainingState(user.roots())
+    replay = StepReplay(
+        *(user.take, user.module, step, step.claim(1), state), budget=10_000, taken_seconds=0.1
+    )
+    replay.steps, now[0] = 10, 105.0  # half a second each
+    assert replay.has_left(6)
+    assert not replay.has_left(7)
+    replay.step_seconds = 0.4  # a replay takes longer than the step did
+    assert replay.has_left(6)
+    replay.step_seconds = 0.05  # the first step was slow
+    assert not replay.has_left(1)
+    replay.step_seconds, replay._per_row = 0.1, 0.01
+    assert replay.has_left(1, rows=300)
+    assert not replay.has_left(1, rows=301)
+
+
 # --- Gradients of the audit's own take the place of those of a batch.
 
 
@@ -291,6 +313,28 @@ def rows_of(user: PlainStep, seed: int = 3) -> tuple[RowsReplay, int]:
     replay = StepReplay(user.take, user.module, step, step.claim(1), state)
     size = sum(replay.sizes)
     return RowsReplay(replay, user.batch(), Rows.zeros(8, torch.zeros(size).double()), seed), size
+
+
+class OnHost(TorchDispatchMode):
+    """Notes the largest tensor that is made on the host."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.is_cpu:
+            self.most = max(self.most, made.numel())
+        return made
+
+
+def test_no_more_than_one_row_of_a_batch_is_made_on_the_host():
+    row, like = torch.randn(5000), torch.empty(50, 100, device="meta")
+    with OnHost() as host:
+        for rows in (Rows.alike(row, 271), Rows.alone(row, -1, 271), Rows.zeros(271, row)):
+            assert rows.part(0, like, 1.0, views=2).shape == (542, 50, 100)
+            assert rows.without(0).part(0, like, 1.0).device.type == "meta"
+            assert len(rows.zeroed(0).part(0, like, 1.0)) == 271
+    assert host.most == len(row)
 
 
 @pytest.mark.parametrize("views", [1, 2])
