@@ -174,16 +174,13 @@ class CraftedGradients:
     def _of_others(self) -> Iterator[Trial]:
         """Yield one gradient among equal, opposite, tiny, huge or zero ones."""
         one, many = self._dense(1)[0], self._batch
-        tiny, huge = self._dense(many, 0.01), self._dense(many, OVERSIZE)
         yield Trial("one of equal ones, norm 3 C", Rows.alike(3.0 * one, many), many - 1)
-        both, last = Rows.of(torch.cat([huge[:1], tiny[1:]])), many - 1
-        yield Trial("huge among tiny ones", both, 0)
-        between = Rows.of(torch.cat([huge, tiny[:1]]))  # without the tiny one, others move up
-        places = [many if place == many // 2 else place for place in range(many)]
-        yield Trial("tiny among huge ones", between.taken(places), many // 2)
+        yield self._among("huge among tiny ones", self._dense(1, OVERSIZE)[0], 0, 0.01)
+        tiny = self._dense(1, 0.01)[0]  # without it, others move up
+        yield self._among("tiny among huge ones", tiny, many // 2, OVERSIZE)
         opposite = Rows(3.0 * torch.stack([one, -one]), torch.arange(many) % 2)
         yield Trial("one of opposite ones, norm 3 C", opposite, 0)
-        yield Trial("huge one of tiny ones, last", both.taken([*range(1, many), 0]), last)
+        yield self._among("huge one of tiny ones, last", self._dense(1, OVERSIZE)[0], -1, 0.01)
         yield against_others(one, many)
         yield alone(OVERSIZE * one, many)
 
@@ -198,10 +195,10 @@ class CraftedGradients:
 
     # ------------------------------------------------------------------ gradients
 
-    def _among(self, name: str, gradient: torch.Tensor, at: int) -> Trial:
-        """Return a trial of a gradient among usual ones of half the clipping norm."""
+    def _among(self, name: str, gradient: torch.Tensor, at: int, norm: float = 0.5) -> Trial:
+        """Return a trial of a gradient among usual ones of a norm, half the clipping norm."""
         at %= self._batch
-        rows = self._dense(self._batch, 0.5)
+        rows = self._dense(self._batch, norm)
         rows[at] = gradient
         return Trial(name, Rows.of(rows), at)
 
@@ -630,6 +627,7 @@ def examine_clipping(
     if fixed and len(first) != count and not replay.clips_by_opacus:
         return Answer(reason="crafted gradients of a whole batch take too much memory")
     given = RowsReplay(replay, batch, first, seed)
+    del first  # it takes memory
     unshown, found = Unshown(replay, seed, shown=usual.shown), list[Finding]()
     asked, shifted, zeros = 0, 0, replaced or fixed
     start, allowed = begin % TRIALS, 1.0 + tolerated

@@ -87,9 +87,9 @@ class Rows:
             views: how often each gradient comes, one after the other.
         """
         own = self.different[:, begin : begin + like.numel()].to(like.device)
-        own = (own * norm).to(like.dtype)
         which = self.which.repeat_interleave(views)
         if bool((which < 0).any()):
             own = torch.cat([own, own.new_zeros(1, like.numel())])
             which %= len(own)
-        return own.index_select(0, which.to(own.device)).view(-1, *like.shape)
+        rows = own.index_select(0, which.to(own.device)).mul_(norm)  # in place, to save memory
+        return rows.to(like.dtype).view(-1, *like.shape)

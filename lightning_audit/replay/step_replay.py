@@ -495,7 +495,8 @@ class StepReplay:
         places = RandomPlaces(self.state, seed, found, others)
         try:
             with (
-                self._watched(found, places, rows, released),
+                # Rows that clipping gets alone are there before it.
+                self._watched(found, places, None if alone else rows, released),
                 self.state.entropy,
                 self.state.counting(),
                 contextlib.nullcontext() if self.forked else self.steady(),
