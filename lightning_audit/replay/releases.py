@@ -74,6 +74,10 @@ class Release:
         """Return whether all entries are equal; NaN differs from itself."""
         return self.unit == other.unit and torch.equal(self.values, other.values)
 
+    def like(self, other: Release | None) -> Release:
+        """Return the other one if it is equal, so that the memory of one is released."""
+        return other if other is not None and self.equal(other) else self
+
     def double(self) -> torch.Tensor:
         """Return the entries in host memory, in double precision and clipping norms, ``[d]``."""
         return self.values.cpu().double() / self.unit

@@ -389,8 +389,9 @@ class StepReplay:
         self.starts_before, self.forked = starts_before, forked
         self._level, self._decisions = level, 0
         self._budget, self._beat = budget, beat
-        # The first state after a step.
+        # The last state after a step, and the gradient of its update, which most replays share.
         self._after: dict[str, torch.Tensor] = {}
+        self._used: Release | None = None
         # Batches and their replays.
         self._kept = dict[tuple[int, ...], tuple[list[Any], Replay]]()
         # First seed, with its releases and norm; releases that are other multiples of it, or none.
@@ -507,9 +508,9 @@ class StepReplay:
                     found.after = left_behind(
                         *(self._module, self._step.optimizer), saves=self.forked, like=self._after
                     )
-                    self._after = self._after or found.after
                     params = self._step.params
-                    found.used = Release.of([p.grad for p in params], params, 1.0)
+                    found.used = Release.of([p.grad for p in params], params, 1.0).like(self._used)
+                    self._after, self._used = found.after, found.used
                 if then:
                     self._later = True
                     places.begin_second()
@@ -615,7 +616,7 @@ class StepReplay:
         """Release all replays, which may hold much of a device's memory."""
         self._kept.clear()
         self._lines.clear()
-        self._after = {}
+        self._after, self._used = {}, None
 
     @property
     def seconds(self) -> float:
@@ -713,7 +714,9 @@ class StepReplay:
                 return
             number = len(seen)
             if released is not None and number <= len(released.releases):
-                released.releases[number - 1].write(grads, self.sizes, unit)
+                given = released.releases[number - 1]
+                given.write(grads, self.sizes, unit)
+                seen[-1] = seen[-1].like(given)
                 for name, value in released.counts.items():
                     setattr(self._private, name, value)
 

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,13 @@ from training_support import PrivateModule, random_data, trainer_for
 from lightning_audit import PrivacyAudit
 from lightning_audit.checks.replay_findings import Reason
 from lightning_audit.hooks.boundary import users_frame
-from lightning_audit.replay import examiner, step_replay, training_state
+from lightning_audit.replay import (
+    examiner,
+    records,
+    releases,
+    step_replay,
+    training_state,
+)
 from lightning_audit.replay.device import CountedDraws, SteadyKernels, no_room
 from lightning_audit.replay.examiner import ANSWERED
 from lightning_audit.replay.releases import Release
@@ -408,6 +415,61 @@ def test_nothing_holds_a_replay_after_an_examination_without_a_collection(tmp_pa
     monkeypatch.setattr(examiner, "_examined", examines)
     assert not unanswered(train(tmp_path, Touched(), 4))
     assert left == []
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of all tensors that are alive, and the most since `mark` was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._seen = set[int]()
+
+    def mark(self) -> int:
+        """Return the most so far, and begin again."""
+        most, self.most = self.most, self.now
+        return most
+
+    def _gone(self, key: int, size: int) -> None:
+        self._seen.remove(key)
+        self.now -= size
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple | list) else (made,):
+            held = each.untyped_storage() if isinstance(each, torch.Tensor) else None
+            if held is not None and held._cdata not in self._seen:
+                self._seen.add(held._cdata)
+                self.now += held.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(held, self._gone, held._cdata, held.nbytes())
+        return made
+
+
+@pytest.mark.usefixtures("no_fork")
+def test_an_examination_takes_little_more_memory_than_the_training(tmp_path, monkeypatch):
+    alive, own, peaks = Alive(), examiner._examined, list[tuple[int, int]]()
+
+    def examines(*given: Any) -> Any:
+        before = alive.mark()
+        try:
+            return own(*given)
+        finally:
+            peaks.append((before, alive.mark()))
+
+    monkeypatch.setattr(examiner, "_examined", examines)
+    # What does not grow with the net is as small as the net.
+    monkeypatch.setattr(records, "_ENTRIES", 200_000)
+    monkeypatch.setattr(releases, "_AT_ONCE", 2**12)
+    net = nn.Sequential(nn.Linear(8, 200), nn.ReLU(), nn.Linear(200, 200), nn.Linear(200, 10))
+    module = PrivateModule(net, dataset=random_data(640), batch_size=64)
+    with alive:
+        trainer_for(tmp_path, PrivacyAudit(seed=1, bounds=[], examinations=1), max_steps=4).fit(
+            module
+        )
+    training, examination = peaks[0]
+    assert training > 64 * 4 * sum(p.numel() for p in module.net.parameters())
+    assert examination < 1.25 * training
 
 
 def test_only_full_memory_is_taken_for_it(caplog):
