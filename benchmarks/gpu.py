@@ -1,4 +1,4 @@
-"""Runs selftest, training matrix, examples, overhead and many trainings on an accelerator.
+"""Runs selftest, training matrix, examples, overhead, many trainings and large nets on a device.
 
 python benchmarks/gpu.py [--accelerator auto] [--quick] [--out benchmarks/results/gpu.json]
 
@@ -15,6 +15,7 @@ import contextlib
 import datetime
 import io
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import healthy_matrix
+import large_nets
 import many_at_once
 import overhead
 import torch
@@ -41,6 +43,7 @@ def selftest(accelerator: str, quick: bool) -> dict[str, Any]:
     """Return the result of `lightning-audit selftest`; its rows if they are not as expected."""
     command = [sys.executable, "-m", "lightning_audit.cli.main", "selftest", "--json"]
     command += ["--accelerator", accelerator, *(["--quick"] if quick else [])]
+    command += ["--jobs", str(max(1, min(8, (os.cpu_count() or 2) // 2)))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
         raise RuntimeError(done.stderr[-500:])
@@ -117,6 +120,11 @@ def many(accelerator: str, quick: bool) -> dict[str, Any]:
     return {"failed": wrong, **found}
 
 
+def large(accelerator: str, quick: bool) -> dict[str, Any]:
+    """Return time and memory of four trainings of the size that is trained on a GPU."""
+    return large_nets.run(accelerator, quick, "conv" if quick else "")
+
+
 def _tried(call: Callable[[], Any]) -> Any:
     """Return what a training gives, or its error as an outcome."""
     try:
@@ -149,7 +157,7 @@ def main() -> int:
         "quick": options.quick,
     }
     options.out.parent.mkdir(exist_ok=True)
-    for part in (selftest, matrix, examples, costs, many):
+    for part in (selftest, matrix, examples, costs, many, large):
         began = now()
         given = _tried(lambda part=part: part(place, options.quick))
         given = given if isinstance(given, dict) else {"failed": True, "error": given[1]}

@@ -181,24 +181,43 @@ def clock() -> float:
 # --- Memory that is left, or full.
 
 
-#: Most memory of a CUDA device over what the training took before its first replay, and that.
-_OVER_ITS_PEAK, _PEAKS = 1.2, dict[torch.device, int]()
+#: Most memory of a CUDA device over what the training takes.
+_OVER_ITS_PEAK = 1.2
+#: Most bytes of a CUDA device that trainings took, and that this process took when a step had been
+#: replayed: less than that may be the replays' alone.
+_PEAKS = dict[torch.device, tuple[int, int]]()
 
 
-def room(device: torch.device) -> int:
-    """Return the bytes that a replay may take: half of the free ones.
+class Room:
+    """The memory of a device that a replay may take: half of what is free.
 
-    On CUDA the process may then have 1.2 times what the training took at most.
+    On CUDA the process may have 1.2 times what the training took at most.
 
     Args:
-        device: of the training.
+        device: of the training, before a step of it is replayed.
     """
-    free = free_memory(device)
-    if device.type != "cuda":
-        return free // 2
-    peak = _PEAKS.setdefault(device, torch.cuda.max_memory_allocated(device))
-    left = int(_OVER_ITS_PEAK * peak) - torch.cuda.memory_allocated(device)
-    return max(min(free, left), 0)
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._peak = device, 0
+        if device.type == "cuda":
+            most, (own, replayed) = self._most(), _PEAKS.get(device, (0, 0))
+            self._peak = most if most > replayed else own
+
+    def _most(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def bytes(self) -> int:
+        """Return the bytes that are left."""
+        free = free_memory(self._device)
+        if self._device.type != "cuda":
+            return free // 2
+        left = int(_OVER_ITS_PEAK * self._peak) - torch.cuda.memory_allocated(self._device)
+        return max(min(free, left), 0)
+
+    def leave(self) -> None:
+        """Note what the process took, after the last replay."""
+        if self._device.type == "cuda":
+            _PEAKS[self._device] = self._peak, self._most()
 
 
 def free_memory(device: torch.device) -> int:

@@ -33,7 +33,7 @@ from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import raised_in_audit
 from lightning_audit.hooks.step_hooks import ClosureHooks, MethodHook, is_torchs
-from lightning_audit.replay.device import SteadyKernels, clock, no_room, room
+from lightning_audit.replay.device import Room, SteadyKernels, clock, no_room
 from lightning_audit.replay.fork import ReachesOut
 from lightning_audit.replay.releases import Release
 from lightning_audit.replay.rows import Rows
@@ -424,6 +424,7 @@ class StepReplay:
         self.dtype = torch.float64 if torch.float64 in self.dtypes else torch.float32
         #: Where crafted gradients are made.
         self.device = step.params[0].device
+        self._room = Room(self.device)
         self.sizes = [p.numel() for p in step.params]
         #: The trained tensors, and the claimed noise over the clipping norm.
         self.layout, self.noise_multiplier = step.layout, claim.noise_multiplier
@@ -617,6 +618,7 @@ class StepReplay:
         self._kept.clear()
         self._lines.clear()
         self._after, self._used = {}, None
+        self._room.leave()
 
     @property
     def seconds(self) -> float:
@@ -634,10 +636,10 @@ class StepReplay:
         return f"no {what} could be replayed" if self.has_left(2) else Reason.NONE_LEFT
 
     def fits(self, records: int) -> bool:
-        """Return whether per-sample gradients of a number of records fit into `room`."""
+        """Return whether per-sample gradients of a number of records fit into memory."""
         params = self._step.params
         size = sum(p.numel() * p.element_size() for p in params if self._step.norms is None)
-        return records * size <= room(params[0].device)
+        return records * size <= self._room.bytes()
 
     @property
     def stopped(self) -> str:

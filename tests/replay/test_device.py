@@ -30,13 +30,13 @@ from lightning_audit import PrivacyAudit
 from lightning_audit.checks.replay_findings import Reason
 from lightning_audit.hooks.boundary import users_frame
 from lightning_audit.replay import (
+    device,
     examiner,
     records,
     releases,
-    step_replay,
     training_state,
 )
-from lightning_audit.replay.device import CountedDraws, SteadyKernels, no_room
+from lightning_audit.replay.device import CountedDraws, Room, SteadyKernels, no_room
 from lightning_audit.replay.examiner import ANSWERED
 from lightning_audit.replay.releases import Release
 from lightning_audit.replay.step_replay import Replay, StepReplay
@@ -355,11 +355,33 @@ def test_where_a_whole_batch_does_not_fit_fewer_records_are_replayed(tmp_path, m
         own(self, batches, rows, alone=alone)
 
     monkeypatch.setattr(examiner, "may_fork", lambda _: False)
-    monkeypatch.setattr(step_replay, "room", lambda device: 8 * 4 * 330)
+    monkeypatch.setattr(Room, "bytes", lambda room: 8 * 4 * 330)
     monkeypatch.setattr(StepReplay, "take_first", counted)
     report = train(tmp_path, Touched(), 4)
     assert not unanswered(report)
     assert max(taken) <= 18  # twice the records, and two, where clipping is tested
+
+
+def test_a_cuda_device_may_have_a_fifth_more_than_the_training_took_without_replays(monkeypatch):
+    now = {"memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0}
+    for name in now:
+        monkeypatch.setattr(torch.cuda, name, lambda _, name=name: now[name])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10_000, 10_000))
+    monkeypatch.setattr(device, "_PEAKS", {})
+
+    def left(most: int, allocated: int) -> int:
+        """The room of an examination, in which replays take 1150."""
+        now.update(max_memory_allocated=most, memory_allocated=allocated, memory_reserved=allocated)
+        room = Room(torch.device("cuda"))
+        now["max_memory_allocated"] = max(most, 1150)
+        found = room.bytes()
+        room.leave()
+        return found
+
+    assert left(most=1000, allocated=300) == 900
+    assert left(most=1150, allocated=300) == 900  # what replays took counts for no training
+    assert left(most=2000, allocated=300) == 2100  # a larger training of the same process
+    assert left(most=2000, allocated=2500) == 0
 
 
 def examined(folder: Path, monkeypatch: pytest.MonkeyPatch, full: Full, **settings: Any) -> Any:
