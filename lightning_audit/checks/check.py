@@ -671,7 +671,9 @@ def shares(*, warns: bool = False) -> dict[str, float]:
         warns: whether to return the checks that only warn, which share a second significance of
             the same size.
     """
-    return {c.name: share(c) for c in REGISTRY.values() if c.weight > 0 and c.warns == warns}
+    sharing = [c for c in REGISTRY.values() if c.weight > 0 and c.warns == warns]
+    whole = math.fsum(c.weight for c in sharing)
+    return {c.name: _HANDED_OUT * c.weight / whole for c in sharing}
 
 
 def statistics(reads: str, header: RecordHeader, significance: float) -> dict[str, Statistic]:
@@ -730,10 +732,11 @@ def in_order(results: Iterable[CheckResult]) -> list[CheckResult]:
 
 def shared_log_e(results: Iterable[CheckResult]) -> float:
     """Return the log of the e-value that checks share; checks that only warn do not count."""
+    sharing = shares()
     return largest_shared_log_e(
         (result.log_e_value, result.share)
         for result in results
-        if result.log_e_value is not None and result.share > 0 and result.name in shares()
+        if result.log_e_value is not None and result.share > 0 and result.name in sharing
     )
 
 

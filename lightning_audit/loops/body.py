@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dis
+import functools
 import inspect
 import io
 import itertools
@@ -29,6 +30,9 @@ from lightning_audit.files import compiles, nearby
 from lightning_audit.hooks.boundary import users_frame
 from lightning_audit.loops.events import Batches, drawn_by
 from lightning_audit.replay.before_step import BatchSource
+
+#: It reads the disk.
+_nearby = functools.cache(nearby)
 
 # --- The body of a loop as a function, made from its source.
 
@@ -463,7 +467,7 @@ class LoopStep:
                     self._bodies[key] = LoopBody.of(frame, self.loader, self._passed)
                 self._body = self._bodies[key]
                 if self._body is not None or not self._where:
-                    self._where = f"{nearby(code.co_filename)}:{frame.f_lineno}"
+                    self._where = f"{_nearby(code.co_filename)}:{frame.f_lineno}"
                 if self._body is not None:
                     self._runs_in = id(frame), *key
                     return

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import itertools
 import math
@@ -533,18 +534,23 @@ class _Store:
 
     def move(self, begin: int, end: int) -> Callable[[], None]:
         """Replace rows by other rows, which differ; return a function that restores them."""
-        held, part = self.held, slice(begin, end)
+        part, (old, new) = slice(begin, end), self._pair
+        self.held[part] = new[part]
+        return lambda: self.held.__setitem__(part, old[part])
+
+    @functools.cached_property
+    def _pair(self) -> tuple[Any, Any]:
+        """All rows as they are, and other rows: made once, for new memory costs more than moves."""
         # Not by half: a row that reads one that was moved before would get its own value back.
-        shifted = (np.arange(begin, end) + max(len(held) // 3, 1)) % len(held)
+        held, by = self.held, max(len(self.held) // 3, 1)
         if isinstance(held, list):
-            old: Any = held[part]
-            held[part] = [held[row] for row in shifted]
-        else:
-            old = held[part].clone() if isinstance(held, torch.Tensor) else held[part].copy()
-            new = held[torch.from_numpy(shifted) if isinstance(held, torch.Tensor) else shifted]
-            real = "float" in str(held.dtype)
-            held[part] = new * 1.25 + 0.125 if real else new  # equal rows must differ as well
-        return lambda: held.__setitem__(part, old)
+            return held[:], held[by:] + held[:by]
+        old = held.clone() if isinstance(held, torch.Tensor) else held.copy()
+        new = old.roll(-by, 0) if isinstance(held, torch.Tensor) else np.roll(old, -by, 0)
+        if "float" in str(held.dtype):  # equal rows must differ as well
+            new *= 1.25
+            new += 0.125
+        return old, new
 
 
 def _stores(data: Any, depth: int = 4) -> Iterator[_Store]:

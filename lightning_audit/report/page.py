@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemBytecodeCache, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lightning_audit import __version__
@@ -264,8 +265,12 @@ def _hash_of_style() -> str:
 
 @functools.cache
 def _templates() -> Environment:
+    # Compiled templates are kept where Python keeps compiled modules.
+    folder = Path(__file__).with_name("__pycache__")
+    kept = not sys.dont_write_bytecode and os.access(folder, os.W_OK)
     return Environment(
         loader=PackageLoader("lightning_audit.report"),
+        bytecode_cache=FileSystemBytecodeCache(str(folder)) if kept else None,
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_finalized,
