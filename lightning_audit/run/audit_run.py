@@ -746,6 +746,8 @@ class AuditRun:
             part.detach()
 
     def _evaluate(self) -> tuple[Epsilons, Findings]:
+        for session in self.sessions:
+            session.recorder.digest()
         facts = self.facts
         epsilons = current_epsilons(facts)
         return epsilons, run_checks(facts, epsilons)

@@ -118,8 +118,9 @@ class Recorder:
 
     @property
     def monitor(self) -> AuditMonitor:
-        """The checks after the last step."""
-        self.digest()
+        """The checks after the last step, or before steps that may be the largest entries alone."""
+        if not (self._undecided() and all(map(_is_chosen, self._waiting))):
+            self.digest()
         return self._monitor
 
     @property
@@ -201,8 +202,9 @@ class Recorder:
 
     def _undecided(self) -> bool:
         """Return whether to wait for evidence that zeros are not part of the release."""
-        zeros = any(seen.dead_witnesses is not None for seen in self._waiting)
-        return zeros and not self._zeros_are_public and len(self._waiting) < self.PATIENCE
+        zeros = [seen for seen in self._waiting if seen.dead_witnesses is not None]
+        patience = self.PATIENCE * (4 if all(map(_is_chosen, zeros)) else 1)
+        return bool(zeros) and not self._zeros_are_public and len(self._waiting) < patience
 
     def _without_dead(self, seen: Observation) -> Observation:
         """Return the step with fresh claimed noise where it was not released.
@@ -340,6 +342,17 @@ def _is_striking(seen: Observation) -> bool:
     """Return whether a reading is 10 standard deviations off, or the gradient was replaced."""
     off = np.abs(seen.readings - seen.coins).max(initial=0.0)
     return seen.replaced or not off <= 1.0 + 10.0 * seen.noise_multiplier
+
+
+def _is_chosen(seen: Observation) -> bool:
+    """Return whether entries beside zeros are as large as claimed noise, behind where it is added.
+
+    They may be those that were chosen because they are large.
+    """
+    if seen.at_cut or seen.dead_witnesses is None:
+        return False
+    left = seen.witnesses[~seen.dead_witnesses]
+    return len(left) > 0 and float(np.sqrt(np.mean(left**2))) >= seen.noise_multiplier
 
 
 class ReleasedShares:

@@ -190,6 +190,9 @@ _ERRORS = 2.5
 #: A canary below this ratio was shrunk: rounding of its norm explains no more.
 _WHOLE = 0.97
 
+#: Steps without noise, so few that the others hide them, leave more of a tensor than this.
+_OFTEN_ZERO = 0.9
+
 #: Checks that post-processing of correct noise violates before the checks of its size.
 _FIRST_SEEN = {
     check.name for check in (NOISE_SHAPE, NOISE_ENTRIES, NOISE_WHOLE, REUSE_FORECAST, REUSE_ENTRIES)
@@ -341,7 +344,12 @@ def explained_by_processing(
     if not math.isfinite(seen.error):  # no canary shows which part of a gradient is released
         return set()
     found: set[str] = set()
-    if sized and seen.shrank_with(_noise_ratio(monitor, sized, tensors), at_cut=at_cut):
+    ratio = _noise_ratio(monitor, sized, tensors)
+    if sized and seen.shrank_with(ratio, at_cut=at_cut):
+        found |= of_noise
+    # A part is set to zero, and what is left is as large as claimed: it was chosen by its size.
+    left = _noise_ratio(monitor, {NOISE_TENSOR.name}, tensors)
+    if not at_cut and left >= _WHOLE and float(tensors.min()) < _OFTEN_ZERO:
         found |= of_noise
     shrunk = seen.shift + _ERRORS * seen.error < _WHOLE
     if at_cut:  # canaries show whether a class's add_noise does more than add noise
