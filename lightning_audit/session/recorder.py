@@ -119,9 +119,12 @@ class Recorder:
     @property
     def monitor(self) -> AuditMonitor:
         """The checks after the last step, or before steps that may be the largest entries alone."""
+        self._feed()
+        return self._monitor
+
+    def _feed(self) -> None:
         if not (self._undecided() and all(map(_is_chosen, self._waiting))):
             self.digest()
-        return self._monitor
 
     @property
     def tests(self) -> list[Evidence]:
@@ -146,7 +149,7 @@ class Recorder:
     @property
     def shrinks_with_batch(self) -> bool:
         """Whether gradients are clearly smaller for larger batches."""
-        self.digest()
+        self._feed()
         return self._noise.shrinks_with_batch
 
     def pass_blockers(self, *, at_cut: bool, alone: Sequence[int] = ()) -> list[str]:
@@ -156,7 +159,7 @@ class Recorder:
             at_cut: whether every step was read right after its noise was added.
             alone: replayed steps whose update used only their release.
         """
-        self.digest()
+        self._feed()
         if self._passes_at_times:
             return [_PASSES_AT_TIMES]
         if not self.is_followed(alone):
