@@ -16,7 +16,7 @@ from lightning_audit.checks.check import REGISTRY
 #: Fields of a report that the clock decides.
 _BY_THE_CLOCK = ("created", "audit_cost", "examination_cost", "sha256")
 #: The same of rows of a report.
-_OF_ROWS_BY_THE_CLOCK = {"run": ("started", "seconds"), "examinations": ("seconds",)}
+_OF_ROWS_BY_THE_CLOCK = {"run": ("started", "seconds"), "examinations": ("seconds", "step")}
 #: Of a checkpoint: a digest of all of it.
 _DIGEST_OF_STATE = re.compile(r"/checksum(/|$)")
 #: What the clock decides of the printed report.

@@ -13,6 +13,7 @@ import copy
 import dataclasses
 import io
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -58,10 +59,13 @@ class Releases:
     drawn: Counter[int] = field(default_factory=Counter)
     audit: PrivacyAudit | None = None
     _next: int = 0
+    _pid: int = field(default_factory=os.getpid)
 
     @property
     def live(self) -> bool:
-        """Whether a step is the training's own, and no replay of the audit."""
+        """Whether a step is the training's own, and no replay or trial of the audit."""
+        if os.getpid() != self._pid:
+            return False
         run = self.audit._run if self.audit is not None else None
         return run is not None and run.optimizers.looks
 

@@ -98,7 +98,8 @@ def numbers(report: AuditReport) -> dict[str, Any]:
     ]
     # Its e-value is that of the checks that restart, too.
     fields["epochs"] = [{k: v for k, v in r.items() if k != "e_value"} for r in fields["epochs"]]
-    fields["notes"] = [n for n in fields["notes"] if not n.startswith("the training was resumed")]
+    resumed = ("the training was resumed", "an earlier training had this report directory")
+    fields["notes"] = [note for note in fields["notes"] if not note.startswith(resumed)]
     fields["tests"] = {k: v for k, v in fields["tests"].items() if k not in RESTARTING}
     others = ("created", "environment", "audit_cost", "examination_cost")
     others += ("run", "settings_given", "examinations")  # a resumed run is examined again

@@ -341,7 +341,7 @@ ROWS: tuple[Row, ...] = (
     NOISE("a noise schedule", lambda: wide(NoiseSchedule, batch_size=64)),
     NOISE("a clipping norm schedule", lambda: wide(ClipSchedule, batch_size=64)),
     PRECISION("`precision='64-true'`", wide, {"precision": "64-true"}),
-    PRECISION("`precision='bf16-mixed'`", wide, {"precision": "bf16-mixed"}, copies=True),
+    PRECISION("`precision='bf16-mixed'`", wide, {"precision": "bf16-mixed"}),
     PRECISION("`precision='bf16-true'`", wide, {"precision": "bf16-true"}),
     BATCHES(
         "batch memory manager, with a sampler that states no length",
