@@ -348,7 +348,7 @@ def _is_striking(seen: Observation) -> bool:
 
 
 def _is_chosen(seen: Observation) -> bool:
-    """Return whether entries beside zeros are as large as claimed noise, behind where it is added.
+    """Return whether entries that are not zero, read after the cut, are as large as claimed noise.
 
     They may be those that were chosen because they are large.
     """

@@ -126,6 +126,15 @@ def test_a_hand_written_release_is_not_accused_and_half_the_noise_of_it_is_named
     assert_too_little_noise(run(tmp_path / "half", by_hand_that(name, 0.5, kind)(), seed))
 
 
+@pytest.mark.parametrize("seed", [2, 4])
+def test_the_largest_entries_of_a_hidden_release_are_accused_at_no_step(tmp_path, seed):
+    module = by_hand_that("top_k", kind=ByHandInClosure)(says=False)
+    audit = PrivacyAudit(seed=seed, claim=CLAIM, on_violation="raise")
+    report = fit(tmp_path, module, audit, max_steps=40)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert any("lightning_audit.released" in item for item in report.verdict.pass_blockers)
+
+
 def test_half_the_noise_of_plain_hand_written_dp_sgd_is_named_without_more_calls(tmp_path):
     plain = _kind(ByHand, process=staticmethod(support.nothing), share=0.5)
     assert_too_little_noise(run(tmp_path, plain(says=False)))
