@@ -95,8 +95,10 @@ from lightning_audit.verdict.judge import (
 
 # --- Results of all checks of a run at one moment, from its sessions and its facts.
 
-#: Largest part of the time since the last evaluated epoch end that an epoch end may take.
+#: Largest part of the time since the last evaluated epoch end, or the start, that one may take.
 EPOCH_SHARE = 0.02
+#: Seconds that the first one is taken to need.
+_USUAL = 0.15
 #: An uncertain finding is evaluated again once the number of steps grew by this factor.
 _AGAIN = 1.5
 #: What draws the batches if the loader only counts the steps.
@@ -433,12 +435,12 @@ class EpochEnds:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._ended = self._took = 0.0
+        self._ended, self._took = time.perf_counter(), _USUAL
 
     def is_due(self, *, due: bool) -> bool:
-        """Return whether to compute them now: if ``due``, at the first end, or if that is cheap."""
+        """Return whether to compute them now: if ``due``, or if that is cheap."""
         allowed = EPOCH_SHARE * (time.perf_counter() - self._ended)
-        return self._ranks.from_first(lambda: due or not self._ended or self._took <= allowed)
+        return self._ranks.from_first(lambda: due or self._took <= allowed)
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:

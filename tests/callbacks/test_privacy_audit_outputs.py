@@ -172,7 +172,7 @@ def test_only_the_bounds_that_are_asked_for_are_computed_and_logged_under_the_pr
 SHORT = {"bounds": (), "examinations": 0, "limit_train_batches": 8}
 
 
-def test_short_epochs_are_looked_at_first_and_last_and_long_ones_each(audited, monkeypatch):
+def test_of_short_epochs_the_last_is_looked_at_and_of_long_ones_each(audited, monkeypatch):
     def epochs(**planned: int) -> list[float]:
         report = audited(PrivateModule(), **SHORT, **planned)
         assert report.epochs[-1]["step"] == report.steps
@@ -180,8 +180,8 @@ def test_short_epochs_are_looked_at_first_and_last_and_long_ones_each(audited, m
 
     assert epochs(max_epochs=4) == [0, 1, 2, 3]
     monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
-    assert epochs(max_epochs=4) == [0, 3]
-    assert epochs(max_epochs=9, max_steps=20) == [0, 2]
+    assert epochs(max_epochs=4) == [3]
+    assert epochs(max_epochs=9, max_steps=20) == [2]
 
 
 def test_checkpoints_can_be_chosen_by_an_audit_metric_of_each_epoch(tmp_path, audited, monkeypatch):
