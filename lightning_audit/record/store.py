@@ -395,6 +395,10 @@ class ObservationStore:
         self.trouble = ""
         self._pending = 0
 
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # a failure came before the file was opened
+            self._file.close()
+
     @property
     def path(self) -> Path:
         """Path of the record."""
