@@ -379,15 +379,12 @@ class ObservationStore:
         about = {"format": _FORMAT, "version": _VERSION, "run": run}
         line = json.dumps({**about, **dataclasses.asdict(header)}).encode()
         # Mode "x", so that an existing link is not followed.
-        file = open(self.directory / record_name(number), "xb")  # noqa: SIM115  # kept
-        self._start_at(file, header, number)
-        self._try(lambda: file.write(line + b"\n"))
-        self._try(file.flush)
+        self._file: BinaryIO = open(self.directory / record_name(number), "xb")  # noqa: SIM115
+        self._start_at(header, number)
+        self._try(lambda: self._file.write(line + b"\n"))
+        self._try(self._file.flush)
 
-    def _start_at(
-        self, file: BinaryIO, header: RecordHeader, number: int, entries: int = 0
-    ) -> None:
-        self._file = file
+    def _start_at(self, header: RecordHeader, number: int, entries: int = 0) -> None:
         self.header = header
         self.number = number
         self.entries = entries
@@ -433,10 +430,10 @@ class ObservationStore:
             length = len(read_observations(path)[1])
             if found.header != header or found.run != run or length < entries or path.is_symlink():
                 return None
-            file = open(path, "r+b")  # noqa: SIM115  # kept
+            store._file = file = open(path, "r+b")  # noqa: SIM115  # kept
         except (OSError, ValueError):
             return None
-        store._start_at(file, header, number, entries)
+        store._start_at(header, number, entries)
         store._try(lambda: file.truncate(whole + entries * header.dtype.itemsize))
         store._try(lambda: file.seek(0, os.SEEK_END))
         return store

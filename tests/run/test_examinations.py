@@ -4,6 +4,7 @@ import contextvars
 import functools
 import os
 import random
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -458,14 +459,16 @@ def test_where_another_thread_draws_no_generator_is_put_back_and_nothing_more_is
     ended = threading.Event()
 
     def draw() -> None:
-        while not ended.wait(0.001):
+        while not ended.wait(0.0001):
             torch.rand(1)
 
-    thread = threading.Thread(target=draw)
+    thread, interval = threading.Thread(target=draw), sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)  # so that it draws in each replay
     thread.start()
     try:
         report = in_thread(tmp_path)
     finally:
+        sys.setswitchinterval(interval)
         ended.set()
         thread.join()
     assert all("another thread drew from the global generators" in m for m in messages(report))
