@@ -1,6 +1,6 @@
 """Time and memory of four trainings of the size that is trained on a GPU.
 
-python benchmarks/large_nets.py [--accelerator cuda] [--small] [NAME ...]
+python benchmarks/large_nets.py [--accelerator cuda] [--small] [--only NAME]
 
 Each trains three times in one process: without the audit, with it and no examinations, and with
 the defaults. The records are random numbers.

@@ -87,9 +87,8 @@ FACTS = {"harm": "low", "unprotected": "the accuracy"}
 def card_of(name: str) -> str:
     report = dataclasses.replace(REPORTS[name](), created="", environment={})
     text = cards.as_markdown(report, FACTS, "digits")
-    text = re.sub(
-        r"\d+\.\d{9,}", lambda n: f"{float(n[0]):.9g}", text
-    )  # machines round differently
+    # Machines round differently.
+    text = re.sub(r"\d+\.\d{9,}", lambda n: f"{float(n[0]):.9g}", text)
     return re.sub("[0-9a-f]{64}", "...", text).replace(f"lightning-audit {__version__}", "...")
 
 

@@ -189,9 +189,8 @@ def audited(noise_multiplier, trainings, store, seed=0):
 
 @pytest.mark.heavy
 def test_an_audit_of_the_noise_that_is_claimed_passes(tmp_path):
-    audit = audited(
-        4.0, 1500, tmp_path
-    )  # 500 are too few on some machines, which round differently
+    # 500 are too few on some machines, which round differently.
+    audit = audited(4.0, 1500, tmp_path)
     assert audit.verdict.outcome == "PASS", str(audit)
 
 

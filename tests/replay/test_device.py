@@ -587,7 +587,7 @@ _MADE += (torch.ones, torch.full, torch.empty, torch.arange, torch.tensor)
 
 
 class OnItsDevice(TorchFunctionMode, pl.Callback):
-    """Notes each tensor that a training step makes without a word on the device."""
+    """Notes each tensor that a training step makes without a device."""
 
     def __init__(self) -> None:
         super().__init__()
