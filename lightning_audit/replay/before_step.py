@@ -53,6 +53,9 @@ _ENTRIES, _COLUMNS = 10_000_000, 1000
 #: Fewest rows of a store of records, and most bytes of all stores whose rows are moved, and of the
 #: items of a made batch with more than `_MOST` records.
 _ROWS, _BYTES = 32, 2**28
+#: Of larger stores, rows on both sides of those of a batch that are moved, and others; bytes that
+#: are moved together; records over those of a batch whose rows are moved at once.
+_NEAR, _SOME, _AT_ONCE, _MANY = 8, 1000, 2**20, 16
 #: First rows of a list of integers that are sorted only if they are places in another store.
 _FIRST = 1000
 #: Most rows that an item is found to be made of, of any store and of one; most containers searched.
@@ -68,6 +71,8 @@ _NO_NUMBERS = "the data set has no record numbers"
 _OTHER_BITS = "a record fetched twice with the same random numbers has other bits"
 _OTHER_FORM = "a batch of other records has other constants, or tensors of other lengths"
 _DRAWS = "how many random numbers are drawn depends on the records"
+_PART = "of the rows of other records, 1,000 and those near were moved: the data have over 256 MiB"
+_SEVERAL = "an item reads several rows, and the data have more than 256 MiB"
 _MET = "records meet in {place}, and this step does not show whether that changes a gradient"
 
 
@@ -140,7 +145,9 @@ def examine_before_step(
     finally:
         if records is not None:
             records.put_back()
-    return answer if test is None else replace(answer, shared=test.shared)
+    if test is None:
+        return answer
+    return replace(answer, shared=test.shared, before=answer.before or test.left)
 
 
 # --- The records of a training, and the batches made of them.
@@ -178,7 +185,7 @@ class _Records:
     def seed(self, number: int) -> None:
         """Seed all generators of training and data."""
         self._training.seed(number)
-        self._held.seed(number)
+        self._held.seed_own(number)
 
     def row(self, key: int) -> int:
         """Return the number of a record in the data set that torch's subsets wrap."""
@@ -192,6 +199,13 @@ class _Records:
         self.seed(seed)
         with self._training.entropy:
             return self.data[key]
+
+    def alone(self, keys: Sequence[int], seed: int) -> list[Any]:
+        """Return copies of records, each under two seeds."""
+        seeds = (seed, seed + _COLLATE)
+        found = [_pytree.tree_map(_clone, self.item(key, each)) for key in keys for each in seeds]
+        self._training.put_back()
+        return found
 
     def batch(self, keys: Sequence[int], seed: int, after: Sequence[int] = ()) -> _Made:
         """Make a batch from the state that data and training had at first.
@@ -238,7 +252,7 @@ class _Records:
         return list(data.__getitems__(list(keys))), [self._mark()]
 
     def _mark(self) -> int:
-        return hash((self._training.mark(), self._held.mark()))
+        return hash((self._training.mark(), *self._held.own_marks()))
 
     def place(self, one: _Made, other: _Made, kept: Sequence[int], size: int) -> str:
         """Return where two batches begin to differ at the kept places."""
@@ -317,6 +331,8 @@ class _Test:
         self._random = random.Random(seed)
         #: How many items read one row of the data set, as far as a few items show.
         self.shared = 1
+        #: Whether each item was shown to read its own record's rows alone; what was left out.
+        self._alone, self.left = False, ""
         #: Whether releases show a record less.
         self._by_release = by_release and not replay.fixed_size and replay.clips_by_opacus
 
@@ -431,14 +447,51 @@ class _Test:
 
     def of_items(self) -> Answer | None:
         """Move the rows of other records, and test whether an item or a step changes."""
-        records, seed = self._records, self._seed
-        every = [store for store in _stores(records.data) if store.bytes <= _BYTES]
+        records = self._records
+        every = list(_stores(records.data))
+        small = sum(store.bytes for store in every) <= _BYTES
         stores = [store for store in every if store.size == store.items]
-        self.shared = self._readers([store for store in every if store.is_longer])
-        if not stores or sum(store.bytes for store in stores) > _BYTES:
+        self.shared = self._readers([store for store in every if store.is_longer and small])
+        if not stores:
             return None
-        read: list[_Store] = []
-        for key in self._random.sample(range(records.size), min(2, records.size)):
+        count = min(max(map(rows, self._batches)), _MOST, records.size // 2)
+        keys = self._random.sample(range(records.size), count)
+        # Rows of a batch stay: of few records, one of these may be what an item reads.
+        if records.size < _MANY * count:
+            answer = self._of_single_items(stores, keys[:2])
+            return answer if answer is not None or not self._alone else self._at_once(stores, keys)
+        answer = self._at_once(stores, keys)
+        if not small:
+            self.left = _PART if self._alone else _SEVERAL
+        return answer if self._alone or not small else self._of_single_items(stores, keys[:2])
+
+    def _at_once(self, stores: list[_Store], keys: Sequence[int]) -> Answer | None:
+        """Move the rows of all records that are not in a batch, for two items and for a step."""
+        records, seed = self._records, self._seed
+        row = {key: records.row(key) for key in keys}
+        read = [s for s in stores if any(_reads(records, s, row[k], k, seed) for k in keys[:2])]
+        made, base = records.batch(keys, seed).batch, records.alone(keys[:2], seed)
+        kept = sorted({*row.values()})
+        self._replay.allow(3)
+        usual = self._replay.run([made], seed)
+        with _moved((store, part) for store in stores for part in store.others(kept, self._random)):
+            self._alone = _same(base, records.alone(keys[:2], seed))
+            if not self._alone or not read:
+                return None
+            other = self._replay.run([made], seed)
+        finite = all(release.finite() for release in usual.releases)  # NaN differs from itself
+        if usual.error or other.error or equal_releases(usual, other) or not finite:
+            return None
+        others = self._random.sample(range(records.size), len(keys))
+        drawn = self._replay.run([records.batch(others, seed).batch], seed)
+        if equal_releases(usual, drawn):
+            return None  # the step does not read its batch, and draws one of its own
+        return _found("records that are not in the batch, read by", math.inf, 0, THE_STEP)
+
+    def _of_single_items(self, stores: list[_Store], keys: Sequence[int]) -> Answer | None:
+        """Find the rows of which items are made; note whether each is its own record's alone."""
+        records, seed, self._alone = self._records, self._seed, False
+        for key in keys:
             made_of = [_rows_of(records, stores, key, each) for each in (seed, seed + _COLLATE)]
             if min(map(len, made_of)) > 1 and made_of[0] != made_of[1]:
                 place = _place(type(_own(records.data)).__getitem__)
@@ -446,9 +499,8 @@ class _Test:
             if any({row for _, row in rows_of} != {records.row(key)} for rows_of in made_of):
                 self.shared = max(self.shared, self._readers(stores))
                 return None  # of several records, or of none
-            row = records.row(key)
-            read = [store for store in stores if _reads(records, store, row, key, seed)]
-        return self._of_the_step(read) if read else None
+        self._alone = True
+        return None
 
     def _readers(self, stores: Sequence[_Store]) -> int:
         """Return how many items read one row of a store, by the rows of three items."""
@@ -475,27 +527,6 @@ class _Test:
             elif own:
                 found = max(found, least)  # on average, as each item reads this many
         return found
-
-    def _of_the_step(self, read: list[_Store]) -> Answer | None:
-        """Move the rows of all records that are not in a batch."""
-        records, seed = self._records, self._seed
-        count = min(max(map(rows, self._batches)), _MOST, records.size // 2)
-        keys = self._random.sample(range(records.size), count)
-        made = records.batch(keys, seed).batch
-        ends = sorted({records.row(key) for key in keys})
-        parts = [(a + 1, b) for a, b in itertools.pairwise([-1, *ends, 10**12]) if b > a + 1]
-        others = self._random.sample(range(records.size), count)
-        elsewhere = records.batch(others, seed).batch
-        self._replay.allow(3)
-        usual, drawn = (self._replay.run([each], seed) for each in (made, elsewhere))
-        if equal_releases(usual, drawn):
-            return None  # the step does not read its batch, and draws one of its own
-        with _moved((s, (a, min(b, s.size))) for s in read for a, b in parts if a < s.size):
-            other = self._replay.run([made], seed)
-        finite = all(release.finite() for release in usual.releases)  # NaN differs from itself
-        if usual.error or other.error or equal_releases(usual, other) or not finite:
-            return None
-        return _found("records that are not in the batch, read by", math.inf, 0, THE_STEP)
 
 
 def _found(name: str, size: float, allowed: float, place: str) -> Answer:
@@ -534,23 +565,41 @@ class _Store:
 
     def move(self, begin: int, end: int) -> Callable[[], None]:
         """Replace rows by other rows, which differ; return a function that restores them."""
-        part, (old, new) = slice(begin, end), self._pair
-        self.held[part] = new[part]
-        return lambda: self.held.__setitem__(part, old[part])
+        small, part = self.bytes <= _BYTES, slice(begin, end)
+        old = self._copy[part] if small else _clone(self.held[part])
+        source = self._copy if small else self.held
+        each = max(_AT_ONCE * self.size // max(self.bytes, 1), 1)
+        for start in range(begin, end, each):
+            stop = min(start + each, end)
+            self.held[start:stop] = self._other(source, start, stop)
+        return lambda: self.held.__setitem__(part, old)
 
-    @functools.cached_property
-    def _pair(self) -> tuple[Any, Any]:
-        """All rows as they are, and other rows: made once, for new memory costs more than moves."""
+    def _other(self, source: Any, begin: int, end: int) -> Any:
+        """Return what replaces rows: those at a third of the rows further on, and other floats."""
         # Not by half: a row that reads one that was moved before would get its own value back.
-        held, by = self.held, max(len(self.held) // 3, 1)
-        if isinstance(held, list):
-            return held[:], held[by:] + held[:by]
-        old = held.clone() if isinstance(held, torch.Tensor) else held.copy()
-        new = old.roll(-by, 0) if isinstance(held, torch.Tensor) else np.roll(old, -by, 0)
-        if "float" in str(held.dtype):  # equal rows must differ as well
+        at = np.arange(begin, end) + max(self.size // 3, 1)
+        if isinstance(source, list):
+            return [source[k % self.size] for k in at]
+        new = source[at % self.size]
+        if "float" in str(new.dtype):  # equal rows must differ as well
             new *= 1.25
             new += 0.125
-        return old, new
+        return new
+
+    @functools.cached_property
+    def _copy(self) -> Any:
+        """All rows as they are: one copy for all moves, since new memory costs more than they."""
+        return _clone(self.held)
+
+    def others(self, kept: Sequence[int], rng: random.Random) -> Iterator[tuple[int, int]]:
+        """Yield the parts of all rows but those at sorted places; of large stores, of some."""
+        if self.bytes <= _BYTES:
+            parts = itertools.pairwise([-1, *kept, self.size])
+            yield from ((a + 1, b) for a, b in parts if b > a + 1)
+            return
+        near = {row + by for row in kept for by in range(-_NEAR, _NEAR + 1)}
+        some = {*near, *range(_NEAR), *rng.sample(range(self.size), min(_SOME, self.size))}
+        yield from ((row, row + 1) for row in some - {*kept} if 0 <= row < self.size)
 
 
 def _stores(data: Any, depth: int = 4) -> Iterator[_Store]:
@@ -606,8 +655,9 @@ def _rows_of(
 
     found: set[tuple[int, int]] = set()
     for size in {store.size for store in stores}:
-        if key < size and not depends(size, (0, key), (key + 1, size)):
-            found.add((size, key))  # at most the item's own row
+        row = records.row(key)
+        if row < size and not depends(size, (0, row), (row + 1, size)):
+            found.add((size, row))  # at most the item's own row
             continue
         todo = [(0, size)]
         while todo and len(found) < most:

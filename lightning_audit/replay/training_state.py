@@ -21,6 +21,7 @@ thread holds can stop a fork, whose time limit then ends it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import io
@@ -60,17 +61,15 @@ class OwnEntropy:
     """Context in which seeded bytes replace the system's entropy."""
 
     def __init__(self) -> None:
-        self._bits = random.Random(0)
+        self._bits, self._seed = random.Random(0), 0
+        #: Number of words that were read since the last seed.
+        self.mark = 0
         self._thread = 0
         self._theirs: tuple[Any, Any] = (os.urandom, random._urandom)  # type: ignore[attr-defined]
 
     def seed(self, number: int) -> None:
         """Seed the next bytes."""
-        self._bits.seed(number)
-
-    def mark(self) -> int:
-        """Return the position in the seeded bytes, as one number."""
-        return hash(self._bits.getstate())
+        self._seed, self.mark = number, 0
 
     def __enter__(self) -> None:
         self._thread = threading.get_ident()
@@ -84,6 +83,9 @@ class OwnEntropy:
         if threading.get_ident() != self._thread and not in_autograds_thread():
             entropy: bytes = self._theirs[0](size)
             return entropy
+        if not self.mark:
+            self._bits.seed(self._seed)
+        self.mark += 1 + size // 4
         return self._bits.randbytes(size)
 
 
@@ -275,8 +277,11 @@ class GlobalGenerators:
     def __init__(self) -> None:
         #: Whether another thread has drawn.
         self.shared = False
-        self._kept = self._states()
+        self._kept, self._numpy = self._states(), np.random.get_state()
         self._left: list[Any] | None = None
+
+    #: Words of numpy's after the last seed.
+    _fresh: Any = None
 
     @staticmethod
     def seed(number: int) -> None:
@@ -286,22 +291,25 @@ class GlobalGenerators:
         if uses_cuda():
             torch.cuda.manual_seed_all(number)
         np.random.seed(number % 2**32)
+        GlobalGenerators._fresh = _numpy_words()
         random.seed(number)
 
     @classmethod
     def mark(cls) -> int:
         """Return their state, as one number."""
-        numpy, python, *torchs = cls._states()
-        return hash((_numpy_mark(numpy), python, *(t.numpy().tobytes() for t in torchs)))
+        numpy, *others = cls._states()
+        # One of two normal numbers is drawn ahead, which the words do not show.
+        drawn = numpy if numpy == cls._fresh else _numpy_mark(np.random.get_state())
+        return hash((drawn, *others))
 
     @staticmethod
     def _states() -> list[Any]:
-        devices = torch.cuda.get_rng_state_all() if uses_cuda() else []
-        return [np.random.get_state(), random.getstate(), torch.get_rng_state(), *devices]
+        torchs = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if uses_cuda() else [])]
+        return [_numpy_words(), random.getstate(), *(t.numpy().tobytes() for t in torchs)]
 
     def look(self) -> None:
         """Check whether another thread has drawn since they were restored."""
-        self.shared = self.shared or not _same_states(self._states(), self._kept)
+        self.shared = self.shared or self._states() != self._kept
 
     def leave(self) -> None:
         """Mark the end of a replay's draws: later draws are another thread's."""
@@ -311,25 +319,27 @@ class GlobalGenerators:
         """Restore their first state, unless another thread has drawn."""
         left, self._left = self._left, None
         if left is not None:
-            self.shared = self.shared or not _same_states(self._states(), left)
+            self.shared = self.shared or self._states() != left
         if self.shared:
             return
-        numpy, python, own, *devices = self._kept
-        torch.set_rng_state(own)
-        np.random.set_state(numpy)
+        _, python, own, *devices = self._kept
+        torch.set_rng_state(_as_state(own))
+        np.random.set_state(self._numpy)
         random.setstate(python)
         if devices:
-            torch.cuda.set_rng_state_all(devices)
+            torch.cuda.set_rng_state_all([_as_state(each) for each in devices])
 
 
-def _same_states(one: list[Any], other: list[Any]) -> bool:
-    (kind, keys, *place), python, *torchs = one
-    (its_kind, its_keys, *its_place), its_python, *its_torchs = other
-    return (
-        (kind, place, python) == (its_kind, its_place, its_python)
-        and bool(np.array_equal(keys, its_keys))
-        and all(map(torch.equal, torchs, its_torchs))
-    )
+def _as_state(words: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(words), dtype=torch.uint8)
+
+
+def _numpy_words() -> Any:
+    """Return the words and the position of numpy's generator: its `get_state` costs 35 us."""
+    bits = np.random.mtrand._rand._bit_generator  # type: ignore[attr-defined]
+    if type(bits) is np.random.MT19937:
+        return ctypes.string_at(bits.ctypes.state_address, 4 * 625)
+    return _numpy_mark(np.random.get_state())
 
 
 def generator_state(generator: Generator) -> PutBack:
@@ -478,7 +488,8 @@ class TrainingState:
         self.generators: list[Generator] = []
         self._room, self._iterators, self._forks = room, iterators, forks
         self._known: dict[int, object] = {id(each): each for each in not_followed}
-        self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
+        #: Tensors with their values and, of frozen parameters, the version that has them.
+        self._tensors: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         self._leaves: list[torch.Tensor] = []
         #: Generators that other threads may draw from, and the entropy of a replay.
         self.shared, self.entropy = GlobalGenerators(), OwnEntropy()
@@ -496,7 +507,9 @@ class TrainingState:
             if not leaf.is_leaf:  # inputs with gradients were added to it
                 leaf.detach_()
         with torch.no_grad():
-            for tensor, value in self._tensors:
+            for tensor, value, version in self._tensors:
+                if tensor._version == version:
+                    continue
                 if tensor.shape != value.shape:  # so have all tensors that share its memory
                     self._lose("a tensor has another shape now")
                 elif not same_bits(tensor, value):
@@ -524,17 +537,24 @@ class TrainingState:
         self._draws.reset()
         self.shared.seed(number)
         self.entropy.seed(number + 15_485_863)
+        self.seed_own(number)
+
+    def seed_own(self, number: int) -> None:
+        """Seed the generators that were found, with numbers of their own."""
         for place, generator in enumerate(self.generators, start=1):
             seed_generator(generator, number + 7919 * place)
 
     def mark(self) -> int:
         """Return the state of all generators as one number; equal after equally many draws."""
-        own = map(generator_mark, self.generators)
-        return hash((self.shared.mark(), self.entropy.mark(), self._draws.mark, *own))
+        return hash((self.shared.mark(), self.entropy.mark, self._draws.mark, *self.own_marks()))
+
+    def own_marks(self) -> list[int]:
+        """Return the state of each of the generators that were found."""
+        return [generator_mark(each) for each in self.generators]
 
     def counting(self) -> contextlib.AbstractContextManager[object]:
         """Return a context in which draws are counted, if a generator does not show how many."""
-        devices = {tensor.device for tensor, _ in self._tensors}
+        devices = {tensor.device for tensor, *_ in self._tensors}
         return self._draws if any(map(is_coarse, devices)) else contextlib.nullcontext()
 
     # ------------------------------------------------------------------ one object
@@ -588,7 +608,9 @@ class TrainingState:
             # and nothing writes into them.
             return
         self._take_room(tensor.numel() * tensor.element_size())
-        self._tensors.append((tensor, tensor.detach().clone()))
+        frozen = isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
+        version = tensor._version if frozen and self._forks else -1
+        self._tensors.append((tensor, tensor.detach().clone(), version))
         if tensor.is_leaf:
             self._leaves.append(tensor)
             self._back.append(functools.partial(set_slot, tensor, "grad", tensor.grad))
