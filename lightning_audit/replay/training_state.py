@@ -336,7 +336,7 @@ def _as_state(words: bytes) -> torch.Tensor:
 
 def _numpy_words() -> Any:
     """Return the words and the position of numpy's generator: its `get_state` costs 35 us."""
-    bits = np.random.mtrand._rand._bit_generator  # type: ignore[attr-defined]
+    bits = np.random.mtrand._rand._bit_generator
     if type(bits) is np.random.MT19937:
         return ctypes.string_at(bits.ctypes.state_address, 4 * 625)
     return _numpy_mark(np.random.get_state())
