@@ -11,7 +11,6 @@ they restart when a training is resumed.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from typing import Any, cast
 
@@ -269,7 +268,7 @@ class NoiseChannelChecks:
             self._lack = self._noise_lack = _LARGE
             return
         noise, self._noise_lack = noise_of(seen)
-        seen = dataclasses.replace(seen, noise=noise)
+        seen = seen.having(noise=noise)
         alone = self._of_noise.values() if noise is not None else ()
         for one in (*alone, *self._of_readings.values(), self._excess, self._restart):
             one.update(seen)

@@ -265,8 +265,7 @@ class Plan:
             coordinates: the entries that were read.
         """
         located, count, at = self.located, len(self.coins), coordinates.witness_at
-        seen = replace(
-            seen,
+        seen = seen.having(
             canaries=self.recorded,
             noise_multiplier=self.claim.noise_multiplier,
             max_grad_norm=self.claim.max_grad_norm,
@@ -278,12 +277,12 @@ class Plan:
         live, dead_canary = np.ones(count), False
         if seen.dead is not None:
             whole = coordinates.empty_tensors(seen.dead)
-            seen = replace(seen, dead_witnesses=seen.dead[at], dead_tensors=whole)
+            seen = seen.having(dead_witnesses=seen.dead[at], dead_tensors=whole)
         if seen.at_cut and not seen.replaced:
             used = None if seen.used is None else seen.used[at]
-            seen = replace(seen, followed=(seen.values[at], used))
+            seen = seen.having(followed=(seen.values[at], used))
         if located is None or self.status != INJECTED:
-            return replace(seen, live=live)
+            return seen.having(live=live)
         if seen.dead is not None:
             live = located.shares(~seen.dead, count)
             dead_canary = bool(((self.coins[located.row] > 0) & seen.dead[located.at]).any())
@@ -299,7 +298,7 @@ class Plan:
         rest = None if seen.replaced else along(seen.values)
         moved = None if seen.moves is None else -seen.moves.update
         both = None if rest is None else (rest, along(seen.used), along(moved))
-        return replace(seen, live=live, dead_canary=dead_canary, along=both)
+        return seen.having(live=live, dead_canary=dead_canary, along=both)
 
 
 # --- Canaries as rows of the per-sample gradients that Opacus' optimizers clip.
@@ -577,7 +576,7 @@ class InputSample(GradientRows):
         reading, self._reading, self._direction = self._reading, math.nan, None
         # Nothing is kept of a gradient that was replaced.
         own = [math.nan if np.isnan(drawn).all() else reading] if plan.status == INJECTED else [0.0]
-        return replace(super().completed(plan, seen, drawn), readings=np.array(own))
+        return super().completed(plan, seen, drawn).having(readings=np.array(own))
 
     def rows_of_data(self, rows: torch.Tensor | None, plan: Plan | None) -> torch.Tensor | None:
         """Return the rows of per-sample gradients without the canary's; None if unknown."""

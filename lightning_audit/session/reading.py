@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -211,8 +210,7 @@ class NoiseWatch:
         own = None if self._sums is None else self._sums.array[self._at] / norm
         released, sums = self._recovered(self._released.array[self._at] * unit, own, sigma)
         length = None if self._norms is None else float(np.linalg.norm(self._norms.array)) / norm
-        seen = replace(
-            seen,
+        seen = seen.having(
             released=released,
             sums=sums,
             divisors=divisors,
@@ -224,8 +222,7 @@ class NoiseWatch:
         # Whole tensors count only if they were read with the right divisor.
         if self._squares is not None and math.isclose(unit * norm, self._divisor):
             std, both = sigma * norm, self._squares.array
-            seen = replace(
-                seen,
+            seen = seen.having(
                 entries=self._sizes,
                 squares=both[::2] / std**2,
                 noise_squares=both[1::2] / std**2,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from itertools import compress
 from typing import Any
@@ -224,8 +223,7 @@ class Recorder:
         noise = sigma * self._rng.standard_normal(len(dead))
         along = sigma * self._rng.standard_normal(len(seen.readings))
         share = np.sqrt(np.where(seen.live > 0, seen.live, 1.0))
-        return dataclasses.replace(
-            seen,
+        return seen.having(
             witnesses=np.where(dead, noise, seen.witnesses),
             readings=np.where(seen.live > 0, seen.readings / share, along),
             released=None,
@@ -252,7 +250,7 @@ class Recorder:
                 self.store.append(block)
         for number, seen in steps.items():
             if seen.released is not None:
-                self._noise.update(dataclasses.replace(seen, step=number))
+                self._noise.update(seen.having(step=number))
             if seen.followed is not None:
                 self.processing.update(number, *seen.followed, behind=seen.behind)
         along = {n: seen.along for n, seen in steps.items() if seen.along is not None}

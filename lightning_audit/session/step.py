@@ -877,8 +877,7 @@ class AuditSession:
         rate = self._sample_rate(claim.accumulated)
         seen = self.inserter.completed(plan, seen, drawn)
         self.recorder.take(
-            replace(
-                seen,
+            seen.having(
                 step=self.recorder.steps,
                 epoch=self._epoch,
                 sample_rate=np.nan if rate is None else rate,
