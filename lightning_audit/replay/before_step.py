@@ -457,7 +457,7 @@ class _Test:
         count = min(max(map(rows, self._batches)), _MOST, records.size // 2)
         keys = self._random.sample(range(records.size), count)
         # Rows of a batch stay: of few records, one of these may be what an item reads.
-        if records.size < _MANY * count:
+        if small and records.size < _MANY * count:
             answer = self._of_single_items(stores, keys[:2])
             return answer if answer is not None or not self._alone else self._at_once(stores, keys)
         answer = self._at_once(stores, keys)

@@ -277,8 +277,9 @@ HOOKS = (
     *("on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end"),
     *("on_validation_end", "on_train_end", "on_fit_end", *_OF_STEP, *_OF_BATCH[1:]),
 )
-#: Steps after which only one in `_SELDOM` explained changes within steps are judged.
-_OFTEN, _SELDOM = 100, 8
+#: Changes within steps by one name after which only those of one step in `_SELDOM` are judged, if
+#: they were explained: each takes a least-squares fit.
+_OFTEN, _SELDOM = 10, 8
 #: What changes weights within a step if no hook does.
 _STEP = "code of a step, outside of the optimizer's update,"
 
@@ -320,7 +321,7 @@ class Fence:
         # steps that were examined are not explained.
         self._changes: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self._examined, self._covered = False, dict[str, bool]()
-        self._seen = Counter[str]()
+        self._seen, self._judged = Counter[str](), Counter[str]()
         #: Whether something new changes the weights within steps.
         self.news = False
         # Values in a checkpoint that is being loaded.
@@ -596,8 +597,9 @@ class Fence:
         seen, steps = self._covered.get(name), self._log.steps
         if name in self._log.waiting and not self._examined:
             return
-        if seen or (seen is not None and steps > _OFTEN and steps % _SELDOM):
+        if seen or (seen is not None and self._judged[name] >= _OFTEN and steps % _SELDOM):
             return
+        self._judged[name] += 1
         spans = self._entries.spans.values()
         pairs = [(before[at], after[at]) for at in spans if not same_bits(before[at], after[at])]
         why = self._why_not(pairs, before, after)

@@ -36,7 +36,7 @@ from lightning_audit import Examination, PrivacyAudit, PrivacyClaim
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.history import Phase
 from lightning_audit.checks.replay import Answer
-from lightning_audit.replay import examiner
+from lightning_audit.replay import before_step, examiner
 from lightning_audit.report.text import epsilons as describe_epsilons
 from lightning_audit.verdict import gate
 from lightning_audit.verdict.judge import describe_examined
@@ -556,6 +556,43 @@ def test_items_that_share_rows_are_counted(name):
     answer = asked(Trained(make()))
     assert not answer.findings
     assert answer.shared == items
+
+
+@pytest.mark.parametrize("name", ["items", "a part of it", "items of a batch", "other records"])
+def test_of_many_records_the_rows_are_moved_at_once(monkeypatch, name):
+    monkeypatch.setattr(before_step, "_MANY", 0)
+    make, place = FAULTS[name]
+    assert asked(make()).where.startswith(place)
+
+
+@pytest.mark.parametrize("name", ["tensors", "a part with augmentation", "one window in three"])
+def test_of_many_records_those_that_do_not_meet_are_innocent(monkeypatch, name):
+    monkeypatch.setattr(before_step, "_MANY", 0)
+    answer = asked(INNOCENT[name]())
+    assert (answer.asked, answer.findings, answer.before, answer.shared) == (1, (), "", 1)
+
+
+def test_of_many_records_items_that_share_rows_are_counted(monkeypatch):
+    monkeypatch.setattr(before_step, "_MANY", 0)
+    assert asked(Trained(Window())).shared == 2
+
+
+LARGE: dict[str, tuple[Callable[[], Trained], str]] = {
+    "single rows": (lambda: Trained(Held()), "of the rows of other records, 1,000 and those near"),
+    "a window": (lambda: Trained(Window()), "an item reads several rows"),
+    "a step": (lambda: ReadsOthers(Held()), "the step itself"),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("many", [0, 16])
+def test_of_large_data_some_rows_are_moved_and_the_report_says_so(monkeypatch, name, many):
+    monkeypatch.setattr(before_step, "_BYTES", 1000)
+    monkeypatch.setattr(before_step, "_MANY", many)
+    make, said = LARGE[name]
+    answer = asked(make())
+    assert bool(answer.findings) == (name == "a step")
+    assert (answer.where or answer.before).startswith(said)
 
 
 UNKNOWN: dict[str, tuple[Callable[[], Trained], str]] = {
