@@ -1,132 +1,121 @@
-"""CPU time of audited over unaudited trainings, in a plain loop and in Lightning's Trainer."""
+"""CPU time of audited over unaudited plain loops, with the import of the package."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
+import logging
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import warnings
+from collections.abc import Callable
 
-import pytorch_lightning as pl
 import torch
 from opacus import PrivacyEngine
-from support import Classifier, digits, medium_conv_net, quiet
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_audit import PrivacyAudit, attach
 
-BATCH_SIZE = 64
+def _tiny() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+def _conv() -> nn.Module:
+    """Return the conv net of `support.medium_conv_net`, whose module imports the package."""
+    return nn.Sequential(
+        nn.Upsample(28),
+        nn.Conv2d(1, 16, 8, 2, padding=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, 2),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        nn.Flatten(),
+        nn.Linear(512, 32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
+    )
+
+
+#: By name: the net, the number of records, the batch size and the number of epochs.
+LOOPS: dict[str, tuple[Callable[[], nn.Module], int, int, int]] = {
+    "tiny net, plain loop of 120 steps": (_tiny, 1920, 64, 4),
+    "conv net, plain loop of 300 steps": (_conv, 25_600, 256, 3),
+}
 
 
 def _cpu() -> float:
     return sum(os.times()[:4])  # with the forks of the replays
 
 
-def _by_lightning(epochs: int, folder: str, audited: bool, more: dict[str, int]) -> float:
-    module = Classifier(_net(), digits(), batch_size=BATCH_SIZE, learning_rate=0.05)
-    audit = PrivacyAudit(report_dir=folder, on_violation="warn", seed=0, **more)
-    trainer = pl.Trainer(
-        max_epochs=epochs,
-        callbacks=[audit] * audited,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    begun = _cpu()
-    trainer.fit(module)
-    return _cpu() - begun
-
-
-def _by_loop(epochs: int, folder: str, audited: bool, more: dict[str, int]) -> float:
-    net = _net()
+def trained(name: str, audited: bool) -> float:
+    """Return the CPU seconds of one training, from its loop's first line to its last."""
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    make, count, batch_size, epochs = LOOPS[name]
+    source = load_digits()
+    chosen = torch.arange(count) % len(source.target)
+    images = torch.tensor(source.images, dtype=torch.float32).unsqueeze(1)[chosen] / 16.0
+    images += 0.02 * torch.randn(images.shape)
+    net = make()
     model, optimizer, loader = PrivacyEngine().make_private(
         module=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.05),
-        data_loader=DataLoader(digits(), BATCH_SIZE),
+        data_loader=DataLoader(
+            TensorDataset(images, torch.tensor(source.target)[chosen]), batch_size
+        ),
         noise_multiplier=1.0,
         max_grad_norm=1.0,
     )
+    model.train()
     begun = _cpu()
-    context = (
-        attach(model, optimizer, loader, report_dir=folder, on_violation="warn", seed=0, **more)
-        if audited
-        else contextlib.nullcontext()
-    )
-    with context:
-        _train(model, optimizer, loader, epochs)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        if audited:
+            from lightning_audit import attach
+
+            audit = attach(model, optimizer, loader, report_dir=folder, on_violation="warn", seed=0)
+            stack.enter_context(audit)
+        for _ in range(epochs):
+            for x, y in loader:
+                optimizer.zero_grad()
+                functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
     return _cpu() - begun
 
 
-def _train(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, n: int) -> None:
-    model.train()
-    for _ in range(n):
-        for x, y in loader:
-            optimizer.zero_grad()
-            functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-
-
-def _net() -> nn.Module:
-    return nn.Sequential(nn.Upsample(28), medium_conv_net())
-
-
-WAYS = {"lightning": _by_lightning, "loop": _by_loop}
-
-
-def trained(way: str, audited: bool, epochs: int, examinations: str) -> float:
-    """Return the CPU seconds of one training.
+def run(pairs: int = 3, only: str = "") -> dict[str, object]:
+    """Return, of each loop, medians of the CPU seconds without and with an audit, and their ratio.
 
     Args:
-        way: of `WAYS`.
-        audited: whether it is audited.
-        epochs: of 29 steps.
-        examinations: "auto" or "0".
-    """
-    quiet()
-    torch.manual_seed(0)
-    more = {"examinations": 0} if examinations == "0" else {}
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        return WAYS[way](epochs, folder, audited, more)
-
-
-def _in_a_process(*arguments: object) -> float:
-    command = [sys.executable, "-W", "ignore", __file__, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(done.stdout.splitlines()[-1])
-
-
-def run(pairs: int = 5, epochs: int = 10) -> dict[str, object]:
-    """Return median CPU ratios of both front ends, and their difference.
-
-    Args:
-        pairs: how often each training runs in each way, in alternating processes.
-        epochs: of 29 steps.
+        pairs: how often each runs in each way, in alternating processes.
+        only: part of the names of the loops to run; empty for all.
     """
     results: dict[str, object] = {}
-    for examinations in ("auto", "0"):
-        ratios: dict[str, list[float]] = {way: [] for way in WAYS}
+    for name in (each for each in LOOPS if only in each):
+        runs = []
         for _ in range(pairs):
-            for way, found in ratios.items():
-                off, on = (_in_a_process(way, n, epochs, examinations) for n in (0, 1))
-                found.append(on / off)
-        medians = {way: statistics.median(found) for way, found in ratios.items()}
-        name = f"examinations={examinations}"
-        results |= {f"{name}: {way}": round(ratio, 2) for way, ratio in medians.items()}
-        results[f"{name}: loop - lightning"] = round(medians["loop"] - medians["lightning"], 2)
-        results[f"{name}: all ratios"] = {w: [round(r, 2) for r in f] for w, f in ratios.items()}
+            commands = ([sys.executable, "-W", "ignore", __file__, name, n] for n in "01")
+            done = [subprocess.run(c, capture_output=True, text=True, check=True) for c in commands]
+            runs.append([float(each.stdout.splitlines()[-1]) for each in done])
+        off, on = (statistics.median(each) for each in zip(*runs, strict=True))
+        results[f"{name}: unaudited, s"] = round(off, 2)
+        results[f"{name}: audited, s"] = round(on, 2)
+        results[f"{name}: ratio"] = round(statistics.median(b / a for a, b in runs), 2)
     return results
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 5:
-        print(trained(sys.argv[1], sys.argv[2] == "1", int(sys.argv[3]), sys.argv[4]))
+    if len(sys.argv) == 3:
+        print(trained(sys.argv[1], sys.argv[2] == "1"))
     else:
-        print(json.dumps(run(*map(int, sys.argv[1:])), indent=1))
+        print(json.dumps(run(), indent=1))

@@ -56,7 +56,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "drift": {"seeds": 1},
     "plan_steps": {"seeds": 1, "kinds": ["conv net"]},
     "whole_runs": {"pairs": 1, "only": "DPLSTM"},
-    "plain_loops": {"pairs": 1, "epochs": 1},
+    "plain_loops": {"pairs": 1, "only": "tiny"},
     "reports": {"steps": 40, "copies": 3},
     "black_box": {"runs": 1},
     "pytest_start": {"pairs": 2},

@@ -1,4 +1,4 @@
-"""Time of `Trainer.fit`, audited over unaudited, in separate alternating processes."""
+"""CPU time of `Trainer.fit`, audited over unaudited, in separate alternating processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -89,7 +88,7 @@ TRAININGS: dict[str, tuple[Callable[[], nn.Module], Callable[[], TensorDataset],
 
 
 def trained(name: str, audit: str) -> dict[str, float]:
-    """Return the seconds of one training, wall and CPU, and of its first examination.
+    """Return the CPU seconds of one training, and the seconds of its first examination.
 
     Args:
         name: of `TRAININGS`.
@@ -111,11 +110,11 @@ def trained(name: str, audit: str) -> dict[str, float]:
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        begun, used = time.perf_counter(), _cpu_seconds()
+        used = _cpu_seconds()
         loop.fit(module)
-        seconds, cpu = time.perf_counter() - begun, _cpu_seconds() - used
+        cpu = _cpu_seconds() - used
         cost = {} if audit == "none" else callback.report.examination_cost
-    return {"seconds": seconds, "cpu": cpu, "examination": cost.get("first", 0.0)}
+    return {"cpu": cpu, "examination": cost.get("first", 0.0)}
 
 
 def _cpu_seconds() -> float:
@@ -131,39 +130,32 @@ def _in_a_process(name: str, audit: str) -> dict[str, float]:
 
 
 def run(pairs: int = 3, only: str = "") -> dict[str, object]:
-    """Return median ratios of whole runs, from `fit` to its return, over unaudited ones.
+    """Return medians of whole runs, from `fit` to its return: seconds, and ratios to unaudited.
 
-    With the defaults, with and without the time of the first examination, and without
-    examinations; the last also in CPU time, which other programs of the machine change less.
+    In CPU time, which other programs of the machine change less; the forks of the examinations
+    count. With the default settings, and without examinations.
 
     Args:
         pairs: how often each training runs in each way.
         only: part of the names of the trainings to run; empty for all.
     """
     results: dict[str, object] = {}
-    for name in TRAININGS:
-        if only not in name:
-            continue
+    for name in (each for each in TRAININGS if only in each):
         if "BERT" in name and not (find_spec("transformers") and find_spec("peft")):
             results[name] = "not measured: transformers and peft are not installed"
             continue
-        runs = [
-            {audit: _in_a_process(name, audit) for audit in ("none", "default", "steps")}
-            for _ in range(pairs)
-        ]
-        for one in runs:
-            off, on, steps = one["none"], one["default"], one["steps"]
-            one["ratios"] = {
-                "ratio": (on["seconds"] - on["examination"]) / off["seconds"],
-                "whole run": on["seconds"] / off["seconds"],
-                "whole run without examinations": steps["seconds"] / off["seconds"],
-                "the same in CPU time": steps["cpu"] / off["cpu"],
-                "whole run in CPU time": on["cpu"] / off["cpu"],
-                "first examination, s": on["examination"],
-                "unaudited, s": off["seconds"],
-            }
-        for key in runs[0]["ratios"]:
-            results[f"{name}: {key}"] = round(statistics.median(r["ratios"][key] for r in runs), 2)
+        ways = ("none", "default", "steps")
+        runs = [{audit: _in_a_process(name, audit) for audit in ways} for _ in range(pairs)]
+        rows = [[run[audit]["cpu"] for audit in ways] for run in runs]
+        figures = {
+            "unaudited, s": [off for off, _, _ in rows],
+            "audited, s": [on for _, on, _ in rows],
+            "ratio": [on / off for off, on, _ in rows],
+            "ratio without examinations": [steps / off for off, _, steps in rows],
+            "first examination, s": [run["default"]["examination"] for run in runs],
+        }
+        for key, values in figures.items():
+            results[f"{name}: {key}"] = round(statistics.median(values), 2)
     return results
 
 

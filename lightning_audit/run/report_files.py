@@ -638,7 +638,7 @@ def filled(report: AuditReport, run: RunFacts) -> AuditReport:
         report: with verdict, checks and epsilons.
         run: the run.
     """
-    parts = (_faults, _thresholds, _growth, _tensors, _with_limits, _claim, _course)
+    parts = (_faults, _thresholds, _growth, _tensors, _operating_points, _claim, _course)
     for part in (*parts, _as_measured):
         try:
             report = part(report, run)
@@ -673,7 +673,7 @@ def _tensors(report: AuditReport, run: RunFacts) -> AuditReport:
     return replace(report, tensors=rows, tensors_left_out=left_out)
 
 
-def _with_limits(report: AuditReport, run: RunFacts) -> AuditReport:
+def _operating_points(report: AuditReport, run: RunFacts) -> AuditReport:
     mu, level = claimed_mu(report.history), run.config.bound_significance
     points = with_limits(report.operating_points, mu, level)
     return replace(report, claimed_mu=mu, operating_points=points)

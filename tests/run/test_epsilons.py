@@ -484,7 +484,7 @@ def test_the_look_at_the_end_is_false_no_oftener_than_its_level(data, runs):
     assert np.median(found) > 0.5 or data != "none"
 
 
-@pytest.mark.parametrize("runs", staged(quick=[30], nightly=[1000]))
+@pytest.mark.parametrize("runs", staged(quick=[30], nightly=[4000]))
 @pytest.mark.parametrize("times", [1.0, 2.0, 4.0])
 def test_the_look_at_the_end_holds_where_data_oppose_the_past_coins_of_weak_canaries(times, runs):
     """Group means over all readings missed in .09: their difference holds the data's balance."""

@@ -385,7 +385,7 @@ def test_an_inconclusive_run_says_in_numbers_what_is_missing(trained):
         ("with_threshold", "thresholds"),
         ("growth_of", "growth"),
         ("rows_of", "tensors"),
-        ("claimed_mu", "limits"),
+        ("claimed_mu", "operating_points"),
         ("claim_of", "claim"),
         ("headlines", "faults"),
     ],
