@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lightning_audit._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from lightning_audit.accounting.claims import PrivacyClaim as PrivacyClaim
     from lightning_audit.blackbox.mechanism import audit_mechanism as audit_mechanism
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from lightning_audit.results.audit_report import Verdict as Verdict
     from lightning_audit.verdict.allow import Allow as Allow
     from lightning_audit.verdict.judge import Resolution as Resolution
-
-__version__ = "0.1.0"
 
 
 _HOMES = {

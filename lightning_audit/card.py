@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import yaml
 
-from lightning_audit import __version__
 from lightning_audit._validate import did_you_mean, shown
+from lightning_audit._version import __version__
 from lightning_audit.files import in_markdown, read_text, visible
 from lightning_audit.report.page import digest_of, rendered
 from lightning_audit.report.page_parts import inner, level, listed, number, plural, power_words

@@ -24,7 +24,7 @@ ONLY = {
     "files": {"files", "_validate"},
     "results": {"results", "files", "_validate"},
     "attacks": {"attacks", "stats", "_validate"},
-    "report": {"report", "results", "record", "checks", "stats", "files"},
+    "report": {"report", "results", "record", "checks", "stats", "files", "_version"},
     "canaries": {"canaries", "layout", "_validate"},
     "hooks": {"hooks", "layout", "record", "_validate"},
 }
@@ -56,9 +56,10 @@ def run_time_nodes(node: ast.AST, functions: bool) -> Iterator[ast.AST]:
             yield from run_time_nodes(child, functions)
 
 
-def imported(source: str, functions: bool = True) -> Iterator[str]:
-    """Full names of what a source imports when it runs, if asked also inside functions."""
-    for node in run_time_nodes(ast.parse(source), functions):
+def imported(source: str, functions: bool = True, types: bool = False) -> Iterator[str]:
+    """Full names of what a source imports when it runs; with ``types`` also for types alone."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree) if types else run_time_nodes(tree, functions):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -68,13 +69,13 @@ def imported(source: str, functions: bool = True) -> Iterator[str]:
 
 def rooms_used(source: str) -> set[str]:
     own = {name for name in imported(source) if name.split(".")[0] == PACKAGE.name}
-    return {room(name) for name in own} - {"", "__version__"}
+    return {room(name) for name in own} - {""}
 
 
 def files_used(path: Path) -> set[Path]:
-    """The files that a file imports at its head."""
+    """The files that a file imports: at its head, inside functions, or for types alone."""
     found = set()
-    for name in imported(path.read_text(encoding="utf-8"), functions=False):
+    for name in imported(path.read_text(encoding="utf-8"), types=True):
         place = PACKAGE.parent.joinpath(*name.split("."))
         tried = (place.with_suffix(".py"), place.parent.with_suffix(".py"))
         found |= {one for one in tried if one in FILES}
@@ -101,7 +102,7 @@ def run(script: str) -> str:
 def test_imports_are_read_also_inside_functions_and_not_under_type_checking():
     source = (
         "from typing import TYPE_CHECKING\n"
-        "from lightning_audit import _validate, __version__\n"
+        "from lightning_audit import _validate\n"
         "if TYPE_CHECKING:\n    from lightning_audit.cli import main\n"
         "def f():\n    import lightning_audit.stats.power\n"
         "    from lightning_audit.report.text import as_text\n"
@@ -127,7 +128,11 @@ def test_no_circle_joins_files():
         [one.name, other.name, one.name],
         [other.name, one.name, other.name],
     )
-    assert circle({path: files_used(path) for path in FILES}) == []
+    uses = {path: files_used(path) for path in FILES}
+    assert circle(uses) == []
+    record = {used for path in FILES if path.parent.name == "record" for used in uses[path]}
+    assert record
+    assert not [used for used in record if used.parent.name == "checks"]
 
 
 def test_statistics_use_numpy_and_scipy_only():

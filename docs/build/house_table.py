@@ -14,7 +14,7 @@ _BEGIN, _END = "<!-- made by docs/build/house_table.py -->\n", "<!-- to here -->
 
 #: Level of each room; an import points to the same level or to a lower one.
 LEVELS = {
-    **dict.fromkeys(("_validate", "layout", "files", "results"), 0),
+    **dict.fromkeys(("_validate", "_version", "layout", "files", "results"), 0),
     "stats": 1,
     **dict.fromkeys(("accounting", "attacks", "checks", "record", "report"), 2),
     **dict.fromkeys(("canaries", "card", "dpsgd", "hooks", "verdict"), 3),

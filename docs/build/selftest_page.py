@@ -247,7 +247,7 @@ def main() -> None:
     # Import it by module name, so that worker processes can find it.
     from selftest_page import compare as by_name
 
-    results = run_all(planned(), jobs, lambda r: print(r.fault, r.status), train=by_name)
+    results = run_all(planned(), jobs, by_name, lambda r: print(r.fault, r.status))
     seconds = time.perf_counter() - started
     show(results, seconds)
     PAGE.write_text(markdown(results, seconds, jobs), encoding="utf-8")

@@ -39,7 +39,7 @@ from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.optimizers import verified
 from lightning_audit.run.outcome import Stopping, boundary, left, send, tell, warn_of_end
-from lightning_audit.session.plan import join_batches
+from lightning_audit.session.entrances import join_batches
 from lightning_audit.session.planner import Ranks
 from lightning_audit.verdict.allow import Allow
 from lightning_audit.verdict.judge import Resolution

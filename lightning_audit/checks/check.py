@@ -14,17 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from lightning_audit.record.store import Observation, RecordHeader, name_in_snapshots
 from lightning_audit.results.audit_report import CheckResult, Kind, LikelyFault, Place
 from lightning_audit.results.report_details import places_in
-
-if TYPE_CHECKING:
-    from lightning_audit.checks.monitor import AuditMonitor
-    from lightning_audit.record.store import Observation, RecordHeader
 
 # --- The e-process of a check: its largest value, and when it crossed its threshold.
 
@@ -697,6 +694,9 @@ def packages() -> set[str]:
     return {ENTRY_POINTS.partition(".")[0], *(module.partition(".")[0] for module in made)}
 
 
+name_in_snapshots("check", Check, REGISTRY, packages)
+
+
 def group(name: Group) -> tuple[str, ...]:
     """Return the names of the checks of a group."""
     return tuple(check.name for check in REGISTRY.values() if check.group == name)
@@ -790,6 +790,35 @@ class Candidate:
     explains: tuple[str, ...] = ()
 
 
+class Monitored(Protocol):
+    """What the rules for naming a fault read of the checks after the last step."""
+
+    header: RecordHeader
+    steps: int
+    last_scale: float
+    last_norm: float
+
+    @property
+    def sensitivity(self) -> Any:
+        """The statistic of what canaries add."""
+
+    @property
+    def witness_noise(self) -> Any:
+        """That of the noise at the probe coordinates."""
+
+    @property
+    def canary_noise(self) -> Any:
+        """That of the noise along the canaries."""
+
+    @property
+    def reuse(self) -> Any:
+        """That of noise that is used again."""
+
+    @property
+    def history(self) -> Any:
+        """The claims of the steps."""
+
+
 @dataclass(frozen=True)
 class Case:
     """Everything that the rules for naming a fault read.
@@ -802,7 +831,7 @@ class Case:
     """
 
     violated: Mapping[str, CheckResult]
-    monitor: AuditMonitor | None
+    monitor: Monitored | None
     oversize: float
     processes: int = 1
 
@@ -875,7 +904,7 @@ class Case:
         return Candidate(LikelyFault(*told, seen=seen), explains)
 
 
-def named_tensors(monitor: AuditMonitor, labels: Iterable[str]) -> tuple[str, ...]:
+def named_tensors(monitor: Monitored, labels: Iterable[str]) -> tuple[str, ...]:
     """Return the tensors named in canary labels; a canary over several tensors names none."""
     inside = dict.fromkeys(map(monitor.header.tensor_of, labels))
     return tuple(name for name in inside if name in monitor.header.tensors)

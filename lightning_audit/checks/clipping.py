@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from lightning_audit.checks.check import (
     Case,
     Check,
     Fault,
+    Monitored,
     Statistic,
     group,
     named_tensors,
@@ -27,9 +28,6 @@ from lightning_audit.record.store import EARLIER, Observation, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.canary_bets import CoinBet
 from lightning_audit.stats.sequential import PredictableCentre, running
-
-if TYPE_CHECKING:
-    from lightning_audit.checks.monitor import AuditMonitor
 
 # --- The check `finite`: gradients that are NaN or infinite.
 
@@ -621,7 +619,7 @@ def clipping_candidates(case: Case) -> list[Candidate]:
     ]
 
 
-def _of_norm(case: Case, monitor: AuditMonitor) -> list[_Named | None]:
+def _of_norm(case: Case, monitor: Monitored) -> list[_Named | None]:
     """Return the faults that clip gradients at a norm other than the claimed one.
 
     Replays with crafted gradients show more than canaries. If a crafted gradient in one tensor
@@ -655,7 +653,7 @@ def _finding(case: Case) -> str | None:
     return EPSILON.name if large and leaks else None
 
 
-def _at_times(monitor: AuditMonitor) -> _Named | None:
+def _at_times(monitor: Monitored) -> _Named | None:
     """Name missing clipping in some steps, or from a step on, if canaries show it."""
     loud, parts = monitor.sensitivity.loud, monitor.sensitivity.parts
     if not loud.rare or (parts is not None and parts.differ):
@@ -666,13 +664,13 @@ def _at_times(monitor: AuditMonitor) -> _Named | None:
     return _Named(fault, said, {"loud_steps": loud.numbers}, seen=seen)
 
 
-def _after_average(monitor: AuditMonitor) -> _Named | None:
+def _after_average(monitor: Monitored) -> _Named | None:
     if not monitor.sensitivity.sum_is_clipped:
         return None
     return _Named(CLIPPING["sum"], evidence={"expected_batch_size": monitor.last_scale})
 
 
-def _missed(monitor: AuditMonitor, oversize: float) -> _Named | None:
+def _missed(monitor: Monitored, oversize: float) -> _Named | None:
     """Name the tensors that were not clipped, if most were."""
     shifts = monitor.sensitivity.shifts()
     loose = shifts > 0.5 * oversize
@@ -690,7 +688,7 @@ def _missed(monitor: AuditMonitor, oversize: float) -> _Named | None:
     )
 
 
-def _by_part(monitor: AuditMonitor) -> _Named | None:
+def _by_part(monitor: Monitored) -> _Named | None:
     """Name parts that count differently, if a canary's shift depends on the part it enters."""
     parts = monitor.sensitivity.parts
     if parts is None or not parts.differ:
@@ -705,7 +703,7 @@ def _by_part(monitor: AuditMonitor) -> _Named | None:
     )
 
 
-def _per_tensor(monitor: AuditMonitor) -> _Named | None:
+def _per_tensor(monitor: Monitored) -> _Named | None:
     spread, single = _shifts_by_width(monitor)
     if not (spread > 1.5 and single - 1.0 < (spread - 1.0) / 3.0):
         return None
@@ -718,7 +716,7 @@ def _per_tensor(monitor: AuditMonitor) -> _Named | None:
     )
 
 
-def _shifts_by_width(monitor: AuditMonitor) -> tuple[float, float]:
+def _shifts_by_width(monitor: Monitored) -> tuple[float, float]:
     """Return the mean shift of canaries over many tensors, and of those in one; NaN if unseen."""
     shifts = monitor.sensitivity.shifts()
     kinds = np.array(monitor.header.canary_kinds)
@@ -729,7 +727,7 @@ def _shifts_by_width(monitor: AuditMonitor) -> tuple[float, float]:
     return spread, single
 
 
-def _counts_twice(monitor: AuditMonitor) -> _Named | None:
+def _counts_twice(monitor: Monitored) -> _Named | None:
     """Name a record that counts several times, if an input canary adds a multiple of the norm."""
     sensitivity = monitor.sensitivity
     times = round(sensitivity.shift)
@@ -746,14 +744,14 @@ def _counts_twice(monitor: AuditMonitor) -> _Named | None:
     )
 
 
-def _too_large(monitor: AuditMonitor) -> _Named:
+def _too_large(monitor: Monitored) -> _Named:
     shift = monitor.sensitivity.shift
     what = "a record adds" if _is_input(monitor) else "gradients are clipped at"
     seen = f"{what} {shift:.3g} times max_grad_norm"
     return _Named(CLIPPING["norm"], "clipping norm too large", seen=seen)
 
 
-def _is_input(monitor: AuditMonitor) -> bool:
+def _is_input(monitor: Monitored) -> bool:
     return bool(_INPUT.search(monitor.header.canaries[0]))
 
 

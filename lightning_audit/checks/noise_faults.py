@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from lightning_audit.checks.check import MISSING, Candidate, Case, Fault, group, named_tensors
+from lightning_audit.checks.check import (
+    MISSING,
+    Candidate,
+    Case,
+    Fault,
+    Monitored,
+    group,
+    named_tensors,
+)
 from lightning_audit.checks.noise import NOISE, NOISE_CANARY, NOISE_STEP, NOISE_TENSOR, NOISE_WHOLE
 from lightning_audit.stats.noise_tests import interval_in_words, rounded_up
-
-if TYPE_CHECKING:
-    from lightning_audit.checks.monitor import AuditMonitor
 
 _SCALE = (
     "the standard deviation of the noise that is drawn (Opacus: in add_noise), compared with "
@@ -134,7 +139,7 @@ def noise_candidates(case: Case) -> list[Candidate]:
     return found
 
 
-def _from_a_step_on(case: Case, monitor: AuditMonitor) -> Candidate | None:
+def _from_a_step_on(case: Case, monitor: Monitored) -> Candidate | None:
     """Return the fault if noise is as claimed up to a step, and too small at each later step."""
     names = monitor.header.tensors
     ratios = [names[j] for j in monitor.witness_noise.onset.ratios()]
@@ -159,7 +164,7 @@ def _from_a_step_on(case: Case, monitor: AuditMonitor) -> Candidate | None:
     return dataclasses.replace(found, fault=dataclasses.replace(found.fault, place=place))
 
 
-def _in_few_steps(case: Case, monitor: AuditMonitor, finding: str) -> bool:
+def _in_few_steps(case: Case, monitor: Monitored, finding: str) -> bool:
     """Whether `noise.step` was violated first, and over all steps the noise is about as claimed.
 
     Within the first few steps of a training, single steps without noise cannot be distinguished
@@ -171,7 +176,7 @@ def _in_few_steps(case: Case, monitor: AuditMonitor, finding: str) -> bool:
     found = {name: check.evidence for name, check in case.violated.items() if name in case.sizes}
     at = {name: evidence.get("violated_at_step", math.inf) for name, evidence in found.items()}
     step = at.pop(NOISE_STEP.name, math.inf)
-    about_right = monitor.witness_noise.smallest_ratio > _ABOUT
+    about_right = bool(monitor.witness_noise.smallest_ratio > _ABOUT)
     return about_right and step < min(at.values(), default=math.inf)
 
 
@@ -194,7 +199,7 @@ def _is_small_in_most(case: Case) -> bool:
     return (most or alike) and added_ratio(case) < _ABOUT
 
 
-def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
+def _in_tensors(case: Case, monitor: Monitored) -> list[Candidate]:
     """Return the fault if few tensors have too little noise and the others the claimed noise."""
     noise = monitor.witness_noise
     ratios = dict(zip(monitor.header.tensors, noise.ratios().tolist(), strict=True))
@@ -249,7 +254,7 @@ def _in_whole_tensors(case: Case) -> tuple[list[str], list[float], dict[str, flo
     return flagged, [other] * count, dict.fromkeys(flagged, whole.evidence["flagged_ratio"])
 
 
-def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
+def _scale(case: Case, monitor: Monitored, finding: str) -> list[Candidate]:
     """Return the faults that scale all noise by one factor, known factors first."""
     smallest, added = _smallest(case, monitor, finding), added_ratio(case)
     # After few steps the smallest ratio of a tensor is low by chance; that of all entries is not.
@@ -286,9 +291,7 @@ def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
     ]
 
 
-def _size(
-    case: Case, monitor: AuditMonitor, finding: str, added: float
-) -> tuple[str, dict[str, Any]]:
+def _size(case: Case, monitor: Monitored, finding: str, added: float) -> tuple[str, dict[str, Any]]:
     """Return what is known of the ratio of noise to claim, as text and as evidence.
 
     An interval if what was added to the clipped sums was read and is more than almost nothing
@@ -312,13 +315,13 @@ def _fits(quotient: float) -> bool:
     return _BAND[0] < quotient < _BAND[1]
 
 
-def _smallest(case: Case, monitor: AuditMonitor, finding: str) -> float:
+def _smallest(case: Case, monitor: Monitored, finding: str) -> float:
     """Return the smallest ratio of noise to claim among what the finding tests."""
     if finding == NOISE_WHOLE.name:
         return float(case.violated[finding].evidence["smallest_ratio"])
     if finding == NOISE_CANARY.name:
         return float(monitor.canary_noise.ratios().min())
-    return monitor.witness_noise.smallest_ratio
+    return float(monitor.witness_noise.smallest_ratio)
 
 
 def _of_whole_tensors(case: Case, number: str, unknown: float) -> float:
@@ -332,6 +335,6 @@ def added_ratio(case: Case) -> float:
     return _of_whole_tensors(case, "added_ratio", math.inf)
 
 
-def _quietest_canary(monitor: AuditMonitor) -> tuple[str, ...]:
+def _quietest_canary(monitor: Monitored) -> tuple[str, ...]:
     quietest = int(np.argmin(monitor.canary_noise.ratios()))
     return named_tensors(monitor, [monitor.header.canaries[quietest]])

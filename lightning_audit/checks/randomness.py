@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from lightning_audit.checks.check import (
     Case,
     Check,
     Fault,
+    Monitored,
     Statistic,
     first_seen,
     group,
@@ -55,9 +56,6 @@ from lightning_audit.stats.dependence import (
 )
 from lightning_audit.stats.noise_tests import NoisePast, noise_log_e
 from lightning_audit.stats.sequential import SingleStepBet, log_mean_exp, looks_after, running
-
-if TYPE_CHECKING:
-    from lightning_audit.checks.monitor import AuditMonitor
 
 # --- Checks that noise is drawn independently for each step, coordinate and tensor.
 
@@ -499,7 +497,7 @@ def reuse_candidates(case: Case) -> list[Candidate]:
     return [*(_shared(case, monitor, name) for name in (shared if alone else clear)), *others]
 
 
-def reuse_is_seen(case: Case, monitor: AuditMonitor, name: str) -> bool:
+def reuse_is_seen(case: Case, monitor: Monitored, name: str) -> bool:
     """Whether readings agree more closely than noise that is too small explains."""
     if name not in case.violated:
         return False
@@ -522,7 +520,7 @@ def reuse_is_seen(case: Case, monitor: AuditMonitor, name: str) -> bool:
     return first or _comes_back_regularly(monitor)
 
 
-def _shared(case: Case, monitor: AuditMonitor, finding: str) -> Candidate:
+def _shared(case: Case, monitor: Monitored, finding: str) -> Candidate:
     fault = {REUSE_BROADCAST.name: ONE_VALUE, REUSE_PAIR.name: ONE_KEY}[finding]
     evidence = {"residual_ratio": monitor.reuse.residual_ratio(finding)}
     # One draw per step may be small for many steps; with one key, pairs of coordinates cancel.
@@ -531,7 +529,7 @@ def _shared(case: Case, monitor: AuditMonitor, finding: str) -> Candidate:
     return case.candidate(fault, finding, evidence=evidence, explains=explains)
 
 
-def _repeated(case: Case, monitor: AuditMonitor) -> Candidate | None:
+def _repeated(case: Case, monitor: Monitored) -> Candidate | None:
     finding, reuse = REUSE_LAG.name, monitor.reuse
     if not reuse_is_seen(case, monitor, finding) or _in_part(case):
         return None
@@ -572,10 +570,10 @@ def _dependent(case: Case) -> Candidate | None:
     return case.candidate(CORRELATED_OVER_STEPS, finding, explains=case.of_noise)
 
 
-def _comes_back_regularly(monitor: AuditMonitor) -> bool:
+def _comes_back_regularly(monitor: Monitored) -> bool:
     """Whether steps at one lag agree over the whole run; with few seeds only a few pairs do."""
     quiet = monitor.witness_noise.smallest_ratio
-    return monitor.reuse.lag_ratio() / math.sqrt(2.0) < _REUSE_GAIN * quiet
+    return bool(monitor.reuse.lag_ratio() / math.sqrt(2.0) < _REUSE_GAIN * quiet)
 
 
 def _correlated(case: Case) -> Candidate | None:
@@ -599,7 +597,7 @@ def _correlated(case: Case) -> Candidate | None:
     )
 
 
-def _recurring(case: Case, monitor: AuditMonitor) -> Candidate | None:
+def _recurring(case: Case, monitor: Monitored) -> Candidate | None:
     finding = RECURRENCE.name
     if finding not in case.violated or not _recurs(case, monitor, finding):
         return None
@@ -618,7 +616,7 @@ def _recurring(case: Case, monitor: AuditMonitor) -> Candidate | None:
     return case.candidate(FEW_SEEDS, finding, once * (len(distances) == 1), explains=explains)
 
 
-def _recurs(case: Case, monitor: AuditMonitor, finding: str) -> bool:
+def _recurs(case: Case, monitor: Monitored, finding: str) -> bool:
     """Whether steps agree more closely than noise that is too small or missing explains."""
     if not case.first_of(case.sizes):
         return True

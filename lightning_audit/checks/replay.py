@@ -218,6 +218,7 @@ class Answer:
         shared: how many items of the data set read one record.
         reason: why the test was not run; empty if it was.
         repeated: whether the step itself was run again: one that was not answers no question.
+        seconds: that the test took.
     """
 
     asked: int = 0
@@ -231,6 +232,7 @@ class Answer:
     before: str = ""
     shared: int = 1
     repeated: bool = True
+    seconds: float = 0.0
 
     def describe(self) -> str:
         """Return the answer in one line."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from lightning_audit.checks.check import Check
 from lightning_audit.results.audit_report import CheckResult
-
-if TYPE_CHECKING:
-    from lightning_audit.checks.check import Check
 
 # --- Findings of an examination by replay.
 

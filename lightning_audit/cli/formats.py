@@ -13,7 +13,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from lightning_audit import __version__
+from lightning_audit._version import __version__
 from lightning_audit.checks.check import DECLARED, Check
 from lightning_audit.files import in_markdown, inside, visible
 from lightning_audit.record.report_directory import REPORT_NAME

@@ -16,8 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
-from lightning_audit import __version__
 from lightning_audit._validate import shown
+from lightning_audit._version import __version__
 from lightning_audit.files import visible, with_extra
 from lightning_audit.results.audit_report import EXIT_CODES
 from lightning_audit.results.report_json import plain

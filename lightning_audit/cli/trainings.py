@@ -292,7 +292,9 @@ def run_selftest(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     try:
         with progress("trainings", len(wanted), shown=options.progress) as advance:
-            results = selftest_pool.run_all(wanted, options.jobs, lambda _: advance())
+            results = selftest_pool.run_all(
+                wanted, options.jobs, selftest.run_row, lambda _: advance()
+            )
     except OSError as error:
         raise Refused(f"no process can be started: {error}") from error
     except KeyboardInterrupt:

@@ -79,7 +79,7 @@ from lightning_audit.run.outcome import (
     show,
     view,
 )
-from lightning_audit.session.plan import join_batches
+from lightning_audit.session.entrances import join_batches
 from lightning_audit.session.planner import Ranks
 from lightning_audit.session.step import AuditSession
 from lightning_audit.verdict.allow import Allow

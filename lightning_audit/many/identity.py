@@ -35,8 +35,8 @@ from typing import Any
 
 import numpy as np
 
-import lightning_audit
 from lightning_audit._validate import shown
+from lightning_audit._version import __version__
 
 #: Folders of installed libraries.
 _OUTSIDE = tuple({sysconfig.get_path(p) for p in ("purelib", "platlib", "stdlib", "platstdlib")})
@@ -327,7 +327,7 @@ def _file_of(code: Any) -> str:
 
 def _is_library(name: str, file: str) -> bool:
     """Return whether a module belongs to a library; without a file, it is built in."""
-    if name.partition(".")[0] == lightning_audit.__name__:
+    if name.partition(".")[0] == "lightning_audit":
         return True
     if not file:
         return name != "__main__"
@@ -338,8 +338,8 @@ def _is_library(name: str, file: str) -> bool:
 
 def _version(name: str) -> str:
     root = name.partition(".")[0]
-    if root == lightning_audit.__name__:
-        return lightning_audit.__version__
+    if root == "lightning_audit":
+        return __version__
     try:
         return importlib.metadata.version(root.replace("_", "-"))
     except (importlib.metadata.PackageNotFoundError, ValueError):

@@ -5,11 +5,6 @@ that is killed leaves every entry up to the last flush; readers skip an incomple
 numbers are functions of the noisy gradient and of the audit's own coins: by post-processing, the
 record reveals no more than the privatized gradients at the observed coordinates.
 
-**The segments of a run between its resumes, and the findings of earlier segments.** A checkpoint
-contains only data computed from released gradients, the audit's coins and settings. A check that is
-declared `private` therefore restarts at each resume. For such a check a checkpoint stores what a
-report shows: the verdict, and the e-value as a whole power of ten; see `checks.disclosure`.
-
 **Converts this package's objects to plain data and back, for checkpoints.** A snapshot consists of
 dicts, lists, strings, numbers and arrays only: reading it runs no code but this package's. It
 contains every attribute, so that a new one cannot be forgotten.
@@ -26,7 +21,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal
@@ -35,8 +30,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit import _validate
-from lightning_audit.checks.check import REGISTRY, Check, Evidence, packages
-from lightning_audit.checks.disclosure import shown
 from lightning_audit.files import as_type, open_regular, read_json, reason_of, replacing
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.report_directory import (
@@ -45,8 +38,6 @@ from lightning_audit.record.report_directory import (
     record_name,
     set_aside,
 )
-from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.results.report_json import plain
 
 # --- The record of an audit: one fixed-size binary entry per step, readable after a crash.
 
@@ -568,156 +559,32 @@ def _read_header(path: str | os.PathLike[str]) -> tuple[_FirstLine, int]:
     return found, len(line)
 
 
-# --- The segments of a run between its resumes, and the findings of earlier segments.
-
-#: Tolerance for comparing an e-value with its threshold, relative.
-_ROUNDING = 1e-9
-_EARLIER = "{title}: by the e-value of the steps before step {step}, at the present significance"
-_NOTE = (
-    "the training was resumed {times}: checks of un-noised numbers, which a checkpoint must not "
-    "contain, restart at a resume; segment k of the {segments} gets the share 1 / (k (k + 1)) of "
-    "their significance"
-)
-
-
-class EarlierSegments:
-    """Findings, before the last resume, of the checks that restart.
-
-    Attributes:
-        count: number of segments before the present one.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._step = 0
-        #: By check, for each private optimizer in the order of the sessions, and last for the run.
-        self._found: list[dict[str, CheckResult]] = []
-
-    @property
-    def note(self) -> str:
-        """Note for a report; empty in a training that was never resumed."""
-        if not self.count:
-            return ""
-        times = "once" if self.count == 1 else f"{self.count} times"
-        return _NOTE.format(times=times, segments=self.count + 1)
-
-    def number(self, tests: Iterable[Evidence]) -> None:
-        """Set the segment number of the tests that restart."""
-        for test in tests:
-            if REGISTRY[test.name].private:
-                test.segment = self.count + 1
-
-    def joined(
-        self, place: int, checks: Sequence[CheckResult], significance: float
-    ) -> list[CheckResult]:
-        """Return the results of all segments together.
-
-        Args:
-            place: index of the private optimizer's session; -1 for the checks of the run.
-            checks: results of the present segment, before the user's `allow`.
-            significance: significance whose shares are the checks' levels.
-        """
-        if not self._found:
-            return list(checks)
-        earlier = self._found[place]
-        both = [self._of_both(earlier.get(now.name), now, significance) for now in checks]
-        # Keep findings of checks that no longer run.
-        names = {check.name for check in checks}
-        gone = (check for name, check in earlier.items() if name not in names)
-        return both + [check for check in gone if check.status == REGISTRY[check.name].flag]
-
-    def found(self, name: str) -> bool:
-        """Return whether an earlier segment has flagged a check of the run."""
-        check = self._found[-1].get(name) if self._found else None
-        return check is not None and check.status == REGISTRY[name].flag
-
-    def _of_both(
-        self, earlier: CheckResult | None, now: CheckResult, significance: float
-    ) -> CheckResult:
-        if earlier is None:
-            return now
-        known = REGISTRY[now.name]
-        if earlier.log_e_value is None or now.log_e_value is None:
-            keeps = earlier.status == known.flag or now.status == "not_run"
-            return earlier if keeps else now
-        log_e = max(earlier.log_e_value, now.log_e_value)
-        level = -math.log(now.share * significance) * (1.0 - _ROUNDING)
-        if log_e < level:
-            ran = now.status == "ok" or earlier.status != "not_run"
-            fine = _fine(known, now) if ran and now.status != "ok" else now
-            return dataclasses.replace(fine, log_e_value=log_e)
-        if earlier.log_e_value >= level:
-            kept = earlier if earlier.status == known.flag else self._by_its_e_value(known, now)
-            return dataclasses.replace(kept, log_e_value=log_e)
-        return dataclasses.replace(now, log_e_value=log_e)
-
-    def _by_its_e_value(self, known: Check, now: CheckResult) -> CheckResult:
-        """Return the result of a check that an earlier e-value violates at a new significance."""
-        title = known.heading(failed=True)
-        return dataclasses.replace(
-            now,
-            status=known.flag,
-            message=_EARLIER.format(title=title, step=self._step + 1),
-            evidence={**now.evidence, "violated_at_step": self._step},
-        )
-
-    # ------------------------------------------------------------------ checkpoints
-
-    def state(
-        self, checks: Sequence[Sequence[CheckResult]], levels: Sequence[float]
-    ) -> dict[str, Any]:
-        """Return, for a checkpoint, what a report shows of the checks that restart.
-
-        Args:
-            checks: results of all segments, for each private optimizer and last for the run.
-            levels: significance for each of these, whose shares are the checks' levels.
-        """
-        found = [
-            [_plain(shown(check, level)) for check in of_place if REGISTRY[check.name].private]
-            for of_place, level in zip(checks, levels, strict=True)
-        ]
-        return {"segment": self.count + 1, "found": found}
-
-    def load(self, state: Mapping[str, Any], step: int) -> None:
-        """Begin a new segment from a checkpoint's state.
-
-        Args:
-            state: `state` of the previous segment.
-            step: number of the coming step.
-
-        Raises:
-            ValueError: it has results of a check that no installed package declares.
-        """
-        names = {kept["name"] for of_place in state["found"] for kept in of_place}
-        if absent := sorted(names - {*REGISTRY}):
-            raise ValueError(
-                f"the checkpoint's audit had other checks ({', '.join(absent)}); resume with the "
-                "packages that add checks as they were."
-            )
-        self.count, self._step = state["segment"], step
-        self._found = [
-            {check.name: _decided(check) for check in (CheckResult(**kept) for kept in of_place)}
-            for of_place in state["found"]
-        ]
-
-
-def _decided(check: CheckResult) -> CheckResult:
-    """Return an undecided result as flagged; whether it is undecided is determined again."""
-    if check.status != "undecided":
-        return check
-    return dataclasses.replace(check, status=REGISTRY[check.name].flag)
-
-
-def _plain(check: CheckResult) -> dict[str, Any]:
-    kept: dict[str, Any] = plain(dataclasses.asdict(check))
-    return {**kept, "log_e_value": check.log_e_value}
-
-
-def _fine(known: Check, check: CheckResult) -> CheckResult:
-    return dataclasses.replace(check, status="ok", message=known.fine or check.message)
-
-
 # --- Converts this package's objects to plain data and back, for checkpoints.
+
+#: Registries whose objects a snapshot names instead of holding them: kind -> their class, and all
+#: of them by name; and what returns the names of the packages whose objects it may hold.
+_NAMED: dict[str, tuple[type, Mapping[str, Any]]] = {}
+_PACKAGES: list[Callable[[], set[str]]] = []
+
+
+def name_in_snapshots(
+    kind: str, owner: type, registry: Mapping[str, Any], packages: Callable[[], set[str]]
+) -> None:
+    """Let snapshots name the objects of a registry, and hold objects of the packages that add some.
+
+    Args:
+        kind: key of the name in the data.
+        owner: class of the objects.
+        registry: the objects by name.
+        packages: returns the names of the packages.
+    """
+    _NAMED[kind] = owner, registry
+    _PACKAGES.append(packages)
+
+
+def _is_known(module: str) -> bool:
+    package = module.partition(".")[0]
+    return package == __name__.partition(".")[0] or any(package in one() for one in _PACKAGES)
 
 
 def snapshot(value: Any) -> Any:
@@ -752,10 +619,11 @@ def snapshot(value: Any) -> Any:
             return {"tuple": [snapshot(item) for item in value]}
         case dict() if type(value) is dict:  # a Counter, say, would come back as a dict
             return {"dict": [[snapshot(k), snapshot(v)] for k, v in value.items()]}
-        case Check():
-            return {"check": value.name}
     kind = type(value)
-    if kind.__module__.partition(".")[0] not in packages():
+    for key, (owner, _) in _NAMED.items():
+        if kind is owner:
+            return {key: value.name}
+    if not _is_known(kind.__module__):
         raise TypeError(
             f"{kind.__module__}.{kind.__qualname__} cannot be part of a snapshot; keep plain "
             "values, arrays, or objects of this package's classes and of those that add checks."
@@ -787,13 +655,14 @@ def restore(data: Any) -> Any:
             return tuple(restore(item) for item in items)
         case {"dict": items}:
             return {restore(k): restore(v) for k, v in items}
-        case {"check": name}:
-            if name not in REGISTRY:
+        case dict() if len(data) == 1 and (key := str(next(iter(data)))) in _NAMED:
+            name, (_, registry) = data[key], _NAMED[key]
+            if name not in registry:
                 raise ValueError(
-                    f"the snapshot holds the check {name!r}, which no installed package declares; "
-                    "resume with the packages that add checks as they were."
+                    f"the snapshot holds the {key} {name!r}, which no installed package declares; "
+                    f"resume with the packages that add {key}s as they were."
                 )
-            return REGISTRY[name]
+            return registry[name]
         case {"object": name, "state": state}:
             kind = _class(name)
             value: Any = object.__new__(kind)
@@ -815,7 +684,7 @@ def restore(data: Any) -> Any:
 def _class(name: object) -> type:
     module, _, qualified = name.partition(":") if isinstance(name, str) else ("", "", "")
     kind = None
-    if module.partition(".")[0] in packages():
+    if _is_known(module):
         with contextlib.suppress(ImportError):
             kind = getattr(importlib.import_module(module), qualified, None)
     if not isinstance(kind, type) or kind.__module__ != module:

@@ -9,6 +9,7 @@ import random
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -257,13 +258,13 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
             continue
         late = "" if replay.has_left(question.least) else Reason.NONE_LEFT
         answer = replace(none, reason=none.reason or replay.lost or late)
-        refused = bool(answer.reason)
+        refused, begun = bool(answer.reason), time.perf_counter()
         while not refused:
             answer = _unless_full(question, asked)
             if answer.reason != Reason.NO_ROOM or (fewer := _fewer(asked)) is None:
                 break
             asked = fewer
-        answers[name] = answer
+        answers[name] = answer = replace(answer, seconds=time.perf_counter() - begun)
         if name == COUPLING.name and answer.asked and not answer.findings:
             asked = replace(asked, independent=True)
     factors = answers.pop(FACTORS, None)
@@ -276,6 +277,7 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
             asked=single.asked + (more or len(factors.findings)),
             findings=found,
             reason="" if found else single.reason,
+            seconds=single.seconds + factors.seconds,
         )
     _name_clipping(asked, answers)
     noise = answers.get(REPLAY_NOISE.name, Answer())
@@ -926,6 +928,7 @@ class Schedule:
         replayed: int = 0,
         late: Collection[str] = (),
         unanswered: Collection[str] = (),
+        costs: Mapping[str, float] = types.MappingProxyType({}),
     ) -> None:
         """Record an examination, and draw the next step.
 
@@ -937,6 +940,7 @@ class Schedule:
             replayed: number of replayed steps.
             late: names of the questions for which no replays were left.
             unanswered: names of the questions without an answer, for any reason.
+            costs: seconds of single questions.
         """
         if not self._auto:
             self._left -= 1
@@ -953,6 +957,9 @@ class Schedule:
         if not self._costs:
             self._step = seconds / max(replayed, 1)
             self._costs = {name: steps * self._step for name, steps in self._usual.items()}
+            # What every examination takes, and the question itself.
+            rest = max(seconds - sum(costs.values()), 0.0)
+            self._costs |= {name: rest + own for name, own in costs.items()}
             if not replayed:
                 self._costs = dict.fromkeys(self._usual, seconds / len(names))
         elif not counted:

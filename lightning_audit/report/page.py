@@ -18,7 +18,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemBytecodeCache, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from lightning_audit import __version__
+from lightning_audit._version import __version__
 from lightning_audit.files import replacing, visible
 from lightning_audit.record.report_directory import archive_of
 from lightning_audit.report import page_verdict

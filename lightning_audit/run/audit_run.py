@@ -53,7 +53,6 @@ from lightning_audit.run.facts import (
     Notes,
     OptimizerFacts,
     RunCourse,
-    RunFacts,
     RunLints,
     TrainingInfo,
     rate_of_all,
@@ -66,6 +65,7 @@ from lightning_audit.run.optimizers import (
     refusing_what_does_not_fit,
 )
 from lightning_audit.run.report_files import ReportFiles
+from lightning_audit.run.run_facts import RunFacts
 from lightning_audit.session.planner import Ranks
 from lightning_audit.session.step import AuditSession
 

@@ -67,10 +67,11 @@ from lightning_audit.results.audit_report import (
     Verdict,
 )
 from lightning_audit.results.report_details import PassBlocker
+from lightning_audit.run.details import filled
 from lightning_audit.run.epsilons import Epsilons, epsilon_result, run_history
-from lightning_audit.run.facts import OptimizerFacts, RunFacts
+from lightning_audit.run.facts import OptimizerFacts
 from lightning_audit.run.optimizers import AuditedOptimizers
-from lightning_audit.run.report_files import filled
+from lightning_audit.run.run_facts import RunFacts
 from lightning_audit.session.planner import Ranks
 from lightning_audit.session.step import AuditSession
 from lightning_audit.verdict.diagnosis import explained_by_processing, undecided

@@ -220,6 +220,7 @@ class Examinations:
             replayed=found.steps,
             late=found.late,
             unanswered=found.worth_another,
+            costs={name: answer.seconds for name, answer in found.answers.items()},
         )
         for note in found.notes:
             self._notes.add(note)

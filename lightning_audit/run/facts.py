@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule
@@ -19,11 +19,11 @@ from opacus.grad_sample import AbstractGradSampleModule
 from lightning_audit._validate import BadArgument
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.composition import PassCounter
-from lightning_audit.checks.accounting import Ledger, PlannedCost, StatedTwice
+from lightning_audit.checks.accounting import PlannedCost, StatedTwice
 from lightning_audit.checks.check import evidence_in
 from lightning_audit.checks.replay import Coupling, ExaminationLog
 from lightning_audit.checks.sampling import BatchCheck
-from lightning_audit.config import AuditConfig
+from lightning_audit.checks.segments import EarlierSegments
 from lightning_audit.dpsgd.opacus import AccountantLink
 from lightning_audit.files import commit_of
 from lightning_audit.hooks.boundary import RunTime, where
@@ -46,7 +46,7 @@ from lightning_audit.lints.settings import (
     signals_ahead,
     splits_batches,
 )
-from lightning_audit.record.store import EarlierSegments, Kept
+from lightning_audit.record.store import Kept
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.report_details import CodePlace, RunAbout
 from lightning_audit.run.earlier_fits import EarlierFits, Target
@@ -54,9 +54,6 @@ from lightning_audit.run.fence import FenceLog
 from lightning_audit.run.report_files import Circumstances
 from lightning_audit.session.planner import Ranks
 from lightning_audit.session.step import AuditSession
-
-if TYPE_CHECKING:
-    from lightning_audit.run.optimizers import AuditedOptimizers
 
 # --- A training by plain values.
 
@@ -252,61 +249,6 @@ class Notes:
         since, self.sentences = self.sentences, list(kept)
         for sentence in since:
             self.add(sentence)
-
-
-@dataclass(frozen=True)
-class RunFacts:
-    """A run at one moment, as its results and its report read it: the parts that make it up.
-
-    Args:
-        audits: its optimizers; their sessions hold the observations.
-        lints: what loaders, loss and settings show.
-        course: what happened so far.
-        ranks: the processes that train together.
-        ledger: the recorded batches, steps and accountant calls.
-    """
-
-    audits: AuditedOptimizers
-    lints: RunLints
-    course: RunCourse
-    ranks: Ranks
-    ledger: Ledger
-
-    @property
-    def sessions(self) -> Sequence[AuditSession]:
-        """The sessions of the private optimizers."""
-        return self.audits.sessions
-
-    @property
-    def config(self) -> AuditConfig:
-        """The configuration."""
-        return self.audits.config
-
-    @property
-    def passes(self) -> int:
-        """Number of steps that a record may have entered, if shuffled batches are claimed."""
-        passes = self.course.passes
-        return passes.passes(steps_of(self.sessions)) if passes else 0
-
-    @property
-    def notes(self) -> list[str]:
-        """Notes on the run."""
-        return [*self.course.notes.sentences, *filter(None, [self.course.earlier.note])]
-
-    @property
-    def code(self) -> OwnCode | None:
-        """Locates the user's code; None before the training begins."""
-        return self.lints.code and replace(self.lints.code, met=self.course.coupling.where)
-
-    @property
-    def accountants(self) -> tuple[AccountantLink, ...]:
-        """The links to the run's accountants, each once."""
-        return links_of(self.audits.facts)
-
-    @property
-    def sample_rate(self) -> float | None:
-        """The rate to compare the loader with; see `rate_of_all`."""
-        return rate_of_all(self.audits.facts, self.lints.loaders)
 
 
 def steps_of(sessions: Sequence[AuditSession]) -> list[int]:

@@ -46,7 +46,7 @@ from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.run.facts import Notes, OptimizerFacts, RunLints, TrainingInfo
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.session.begin import begin_session
-from lightning_audit.session.plan import HandedRows
+from lightning_audit.session.entrances import HandedRows
 from lightning_audit.session.planner import Ranks
 from lightning_audit.session.step import AuditSession
 from lightning_audit.verdict.allow import Allow, covers

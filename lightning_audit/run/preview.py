@@ -20,7 +20,7 @@ from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.report.text import plural
 from lightning_audit.results.audit_report import AuditReport
-from lightning_audit.session.plan import HandedRows, InputSample
+from lightning_audit.session.entrances import HandedRows, InputSample
 from lightning_audit.session.step import AuditSession
 from lightning_audit.verdict.judge import MOST_STEPS, PowerModel
 

@@ -14,13 +14,13 @@ from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.record.store import ObservationStore, RecordHeader
-from lightning_audit.session.plan import (
-    Coordinates,
+from lightning_audit.session.entrances import (
     GradientRows,
     HandedRows,
     InputSample,
     refuse_other_clipping,
 )
+from lightning_audit.session.plan import Coordinates
 from lightning_audit.session.planner import Ranks, StepPlanner
 from lightning_audit.session.reading import NoiseWatch
 from lightning_audit.session.recorder import Recorder

@@ -42,8 +42,9 @@ from lightning_audit.record.store import (
     ObservationStore,
 )
 from lightning_audit.session.between import Between
+from lightning_audit.session.entrances import GradientRows, HandedRows, InputSample
 from lightning_audit.session.own_clipping import Fit, Held, own_methods, raised
-from lightning_audit.session.plan import Coordinates, GradientRows, HandedRows, InputSample, Plan
+from lightning_audit.session.plan import Coordinates, Plan
 from lightning_audit.session.planner import (
     FULL_STEPS,
     THINNED,

@@ -14,12 +14,11 @@ import dataclasses
 import json
 import tempfile
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from opacus.optimizers import DPOptimizer
@@ -36,7 +35,7 @@ from lightning_audit.testing.fault import Fault
 from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.faulty import ScaledNoise
 from lightning_audit.testing.runs import train
-from lightning_audit.testing.selftest_pool import Result, finding_of, status_of
+from lightning_audit.testing.selftest_pool import Result, Row, finding_of, status_of
 from lightning_audit.testing.trainings import (
     BY_HAND_CLAIM,
     INPUT_CANARY,
@@ -118,7 +117,6 @@ def violations(name: str) -> dict[str, Fault]:
 
 # --- The trainings: faults, faults in other configurations, published violations, no fault.
 
-Group = Literal["fault", "configuration", "published", "healthy"]
 
 #: Steps of healthy trainings, and of faults in other configurations.
 STEPS = 100
@@ -139,37 +137,6 @@ _NOISE_ELSEWHERE = ("half_noise", "no_noise_on_last_layer", "same_noise_at_every
 _CLIPPING_ELSEWHERE = ("no_clipping", "clip_at_twice")
 #: Faults of `--quick`: one of the clipping and one of the noise.
 _QUICK = ("no_clipping", "half_noise")
-
-
-@dataclass(frozen=True)
-class Row:
-    """A training of the selftest.
-
-    Args:
-        group: why it is trained.
-        fault: what is trained, and for how many steps; if healthy, without a faulty optimizer and
-            without an expected finding.
-        configuration: the kind of training, as text.
-    """
-
-    group: Group
-    fault: Fault
-    configuration: str
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the training is correct, so that nothing may be found."""
-        return self.group == "healthy"
-
-    @property
-    def seed(self) -> int:
-        """The seed of the training: 0 for faults as in the registry, else made from the title."""
-        return 0 if self.group == "fault" else zlib.crc32(self.title.encode()) % 10_000
-
-    @property
-    def title(self) -> str:
-        """Fault and configuration, as text."""
-        return f"{'healthy' if self.healthy else self.fault.name}, {self.configuration}"
 
 
 def planned(

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,42 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     from lightning_audit.results.audit_report import AuditReport, CheckResult, Outcome
     from lightning_audit.testing.fault import Fault
-    from lightning_audit.testing.selftest import Group, Row
+
+# --- A training of the selftest.
+
+Group = Literal["fault", "configuration", "published", "healthy"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A training of the selftest.
+
+    Args:
+        group: why it is trained.
+        fault: what is trained, and for how many steps; if healthy, without a faulty optimizer and
+            without an expected finding.
+        configuration: the kind of training, as text.
+    """
+
+    group: Group
+    fault: Fault
+    configuration: str
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the training is correct, so that nothing may be found."""
+        return self.group == "healthy"
+
+    @property
+    def seed(self) -> int:
+        """The seed of the training: 0 for faults as in the registry, else made from the title."""
+        return 0 if self.group == "fault" else zlib.crc32(self.title.encode()) % 10_000
+
+    @property
+    def title(self) -> str:
+        """Fault and configuration, as text."""
+        return f"{'healthy' if self.healthy else self.fault.name}, {self.configuration}"
+
 
 # --- The result of a training of the selftest.
 
@@ -246,19 +282,18 @@ class _Worker:
 def run_all(
     rows: Sequence[Row],
     jobs: int,
+    train: Train,
     told: Callable[[Result], None] = lambda result: None,
     limit: float = LIMIT,
-    train: Train | None = None,
 ) -> tuple[Result, ...]:
     """Train all rows.
 
     Args:
         rows: to train.
         jobs: number of simultaneous trainings, at least 1.
+        train: returns the result of a row; a module-level function, called in another process.
         told: called with each result as soon as it is known.
         limit: time limit of a training, in seconds.
-        train: returns the result of a row; a module-level function, called in another process;
-            None for `run_row`.
 
     Returns:
         The results in the order of the rows.
@@ -267,8 +302,6 @@ def run_all(
         OSError: no process can be started.
         KeyboardInterrupt: the user interrupted; no process is left running.
     """
-    from lightning_audit.testing.selftest import run_row
-
     found: dict[int, Result] = {}
     waiting = deque(enumerate(rows))
     idle: list[_Worker] = []
@@ -281,7 +314,7 @@ def run_all(
             while len(found) < len(rows):
                 while waiting and len(busy) < jobs:
                     busy.append(idle.pop() if idle else _Worker(Path(scratch), len(waiting)))
-                    busy[-1].give(*waiting.popleft(), train or run_row, limit)
+                    busy[-1].give(*waiting.popleft(), train, limit)
                 wait([w.answers for w in busy], min(w.left for w in busy))
                 for worker in [w for w in busy if w.answers.poll() or not w.left]:
                     result = found[worker.index] = worker.result()

@@ -545,7 +545,7 @@ def test_a_missing_package_is_told_and_not_a_verdict(cli, monkeypatch):
 
 
 def test_on_a_terminal_the_table_is_drawn_and_progress_goes_to_stderr(run_all, cli, monkeypatch):
-    def told_of_one(rows: Any, jobs: int, told: Any) -> tuple[Result, ...]:
+    def told_of_one(rows: Any, jobs: int, train: Any, told: Any) -> tuple[Result, ...]:
         told(FOUND)
         return FOUND, HEALTHY
 

@@ -21,6 +21,7 @@ from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise import NOISE, NOISE_ENTRIES
 from lightning_audit.checks.probes import Witnesses, WitnessReducer
 from lightning_audit.checks.replay import COUPLING
+from lightning_audit.checks.segments import EarlierSegments
 from lightning_audit.record.report_directory import (
     ARCHIVE_NAME,
     FIGURE_NAME,
@@ -32,7 +33,6 @@ from lightning_audit.record.report_directory import (
 from lightning_audit.record.store import (
     FLUSH_EVERY,
     INJECTED,
-    EarlierSegments,
     Kept,
     Observation,
     ObservationStore,

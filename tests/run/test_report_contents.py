@@ -22,11 +22,10 @@ from lightning_audit.lints.own_code import MOST_LINES
 from lightning_audit.lints.settings import LoaderFacts
 from lightning_audit.results.audit_report import CheckResult, OperatingPoint
 from lightning_audit.results.report_details import CourseRow, Ended, TensorNoise
-from lightning_audit.run.report_files import (
+from lightning_audit.run.details import (
     MOST_POINTS,
     MOST_ROWS,
     MOST_UNFLAGGED,
-    Circumstances,
     capped,
     claim_of,
     claimed_mu,
@@ -34,6 +33,7 @@ from lightning_audit.run.report_files import (
     with_limits,
     with_threshold,
 )
+from lightning_audit.run.report_files import Circumstances
 
 # --- Growth of e-values: thinned, coarse where it is of the data, and only of what was observed.
 
@@ -395,10 +395,10 @@ def test_a_detail_that_fails_is_left_out_and_the_violation_is_kept(
     accused, monkeypatch, broken, lost
 ):
     error = ZeroDivisionError("3 of 17 records")
-    monkeypatch.setattr(f"lightning_audit.run.report_files.{broken}", failing(error))
+    monkeypatch.setattr(f"lightning_audit.run.details.{broken}", failing(error))
     report = accused(PrivateModule(optimizer_class=HalfOfTheNoise), max_epochs=1)
     assert report.verdict.root is not None
-    note = f"the report lacks its {lost}, which failed (ZeroDivisionError in run.report_files."
+    note = f"the report lacks its {lost}, which failed (ZeroDivisionError in run.details."
     assert any(text.startswith(note) for text in report.notes)
     assert "17 records" not in report.to_json()
     assert main(["check", str(accused.directory / "report.json")]) == 1

@@ -16,7 +16,7 @@ from lightning_audit.dpsgd.opacus import OpacusStep
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.session.begin import begin_session
-from lightning_audit.session.plan import GradientRows, InputSample
+from lightning_audit.session.entrances import GradientRows, InputSample
 from lightning_audit.session.planner import Ranks
 from lightning_audit.session.step import AuditSession
 

@@ -43,7 +43,7 @@ from lightning_audit import PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Adversarial, Blank, Crafted, Dirac, InputCanary, Mislabeled
 from lightning_audit.record.store import DROPPED, INJECTED, read_observations
 from lightning_audit.results.audit_report import UnauditableTraining
-from lightning_audit.session.plan import join_batches
+from lightning_audit.session.entrances import join_batches
 from lightning_audit.stats.tradeoff import SubsampledGaussianTradeoff
 from lightning_audit.testing.faulty import ClipAfterAverage
 

@@ -25,7 +25,7 @@ from lightning_audit.testing.selftest_pool import (
 
 
 def answers(*acts: str, jobs: int = 1, limit: float = 60.0) -> tuple[Result, ...]:
-    return run_all([row(act) for act in acts], jobs, limit=limit, train=train)
+    return run_all([row(act) for act in acts], jobs, train, limit=limit)
 
 
 def told(results: tuple[Result, ...]) -> list[str]:
@@ -35,7 +35,7 @@ def told(results: tuple[Result, ...]) -> list[str]:
 def test_results_come_in_the_order_of_the_rows_from_one_process_a_job():
     seen: list[Result] = []
     acts = ["first", "second", "third", "fourth"]
-    results = run_all([row(act) for act in acts], 2, seen.append, train=train)
+    results = run_all([row(act) for act in acts], 2, train, seen.append)
     assert told(results) == acts
     assert sorted(seen, key=lambda result: acts.index(result.fault)) == list(results)
     assert len({result.sentence for result in results}) <= 2
@@ -61,7 +61,7 @@ def test_an_interrupt_ends_every_process():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_all([row("first"), row("hang")], 2, interrupt, train=train)
+        run_all([row("first"), row("hang")], 2, train, interrupt)
     (process,) = seen
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
