@@ -24,7 +24,6 @@ from lightning_audit.results.audit_report import CheckResult, OperatingPoint
 from lightning_audit.results.report_details import CourseRow, Ended, TensorNoise
 from lightning_audit.run.details import (
     MOST_POINTS,
-    MOST_ROWS,
     MOST_UNFLAGGED,
     capped,
     claim_of,
@@ -33,7 +32,7 @@ from lightning_audit.run.details import (
     with_limits,
     with_threshold,
 )
-from lightning_audit.run.report_files import Circumstances
+from lightning_audit.run.report_files import MOST_ROWS, Circumstances
 
 # --- Growth of e-values: thinned, coarse where it is of the data, and only of what was observed.
 
