@@ -71,7 +71,7 @@ _NO_NUMBERS = "the data set has no record numbers"
 _OTHER_BITS = "a record fetched twice with the same random numbers has other bits"
 _OTHER_FORM = "a batch of other records has other constants, or tensors of other lengths"
 _DRAWS = "how many random numbers are drawn depends on the records"
-_PART = "of the rows of other records, 1,000 and those near were moved: the data have over 256 MiB"
+_PART = "only 1,000 rows of other records, and those near, were moved: the data have over 256 MiB"
 _SEVERAL = "an item reads several rows, and the data have more than 256 MiB"
 _MET = "records meet in {place}, and this step does not show whether that changes a gradient"
 
@@ -449,9 +449,11 @@ class _Test:
         """Move the rows of other records, and test whether an item or a step changes."""
         records = self._records
         every = list(_stores(records.data))
-        small = sum(store.bytes for store in every) <= _BYTES
-        stores = [store for store in every if store.size == store.items]
-        self.shared = self._readers([store for store in every if store.is_longer and small])
+        own = [store for store in every if store.size == store.items]
+        small = sum(store.bytes for store in own) <= _BYTES
+        stores = [replace(store, whole=small) for store in own]
+        longer = [store for store in every if store.bytes <= _BYTES and store.is_longer]
+        self.shared = self._readers(longer)
         if not stores:
             return None
         count = min(max(map(rows, self._batches)), _MOST, records.size // 2)
@@ -538,10 +540,17 @@ def _found(name: str, size: float, allowed: float, place: str) -> Answer:
 
 @dataclass(frozen=True)
 class _Store:
-    """A store of records, whose rows can be moved, of a data set with this many items."""
+    """A store of records, whose rows can be moved, of a data set with this many items.
+
+    Args:
+        held: the rows.
+        items: number of items of the data set.
+        whole: whether all rows may be copied and moved; else some of them.
+    """
 
     held: Any
     items: int
+    whole: bool = True
 
     @property
     def is_longer(self) -> bool:
@@ -565,9 +574,8 @@ class _Store:
 
     def move(self, begin: int, end: int) -> Callable[[], None]:
         """Replace rows by other rows, which differ; return a function that restores them."""
-        small, part = self.bytes <= _BYTES, slice(begin, end)
-        old = self._copy[part] if small else _clone(self.held[part])
-        source = self._copy if small else self.held
+        part, source = slice(begin, end), self._copy if self.whole else self.held
+        old = source[part] if self.whole else _clone(self.held[part])
         each = max(_AT_ONCE * self.size // max(self.bytes, 1), 1)
         for start in range(begin, end, each):
             stop = min(start + each, end)
@@ -592,8 +600,8 @@ class _Store:
         return _clone(self.held)
 
     def others(self, kept: Sequence[int], rng: random.Random) -> Iterator[tuple[int, int]]:
-        """Yield the parts of all rows but those at sorted places; of large stores, of some."""
-        if self.bytes <= _BYTES:
+        """Yield the parts of all rows but those at sorted places, or of some of them."""
+        if self.whole:
             parts = itertools.pairwise([-1, *kept, self.size])
             yield from ((a + 1, b) for a, b in parts if b > a + 1)
             return

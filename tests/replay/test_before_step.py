@@ -578,7 +578,7 @@ def test_of_many_records_items_that_share_rows_are_counted(monkeypatch):
 
 
 LARGE: dict[str, tuple[Callable[[], Trained], str]] = {
-    "single rows": (lambda: Trained(Held()), "of the rows of other records, 1,000 and those near"),
+    "single rows": (lambda: Trained(Held()), "only 1,000 rows of other records"),
     "a window": (lambda: Trained(Window()), "an item reads several rows"),
     "a step": (lambda: ReadsOthers(Held()), "the step itself"),
 }
