@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import logging
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable
 
 import torch
 from opacus import PrivacyEngine
-from sklearn.datasets import load_digits
+from support import digits, medium_conv_net, quiet
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -27,20 +25,7 @@ def _tiny() -> nn.Module:
 
 
 def _conv() -> nn.Module:
-    """Return the conv net of `support.medium_conv_net`, whose module imports the package."""
-    return nn.Sequential(
-        nn.Upsample(28),
-        nn.Conv2d(1, 16, 8, 2, padding=3),
-        nn.ReLU(),
-        nn.MaxPool2d(2, 1),
-        nn.Conv2d(16, 32, 4, 2),
-        nn.ReLU(),
-        nn.MaxPool2d(2, 1),
-        nn.Flatten(),
-        nn.Linear(512, 32),
-        nn.ReLU(),
-        nn.Linear(32, 10),
-    )
+    return nn.Sequential(nn.Upsample(28), medium_conv_net())
 
 
 #: By name: the net, the number of records, the batch size and the number of epochs.
@@ -56,22 +41,17 @@ def _cpu() -> float:
 
 def trained(name: str, audited: bool) -> float:
     """Return the CPU seconds of one training, from its loop's first line to its last."""
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
+    quiet()
     torch.manual_seed(0)
-    torch.set_num_threads(1)
     make, count, batch_size, epochs = LOOPS[name]
-    source = load_digits()
-    chosen = torch.arange(count) % len(source.target)
-    images = torch.tensor(source.images, dtype=torch.float32).unsqueeze(1)[chosen] / 16.0
-    images += 0.02 * torch.randn(images.shape)
+    images, labels = digits().tensors
+    chosen = torch.arange(count) % len(labels)
+    moved = images[chosen] + 0.02 * torch.randn(count, *images.shape[1:])
     net = make()
     model, optimizer, loader = PrivacyEngine().make_private(
         module=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.05),
-        data_loader=DataLoader(
-            TensorDataset(images, torch.tensor(source.target)[chosen]), batch_size
-        ),
+        data_loader=DataLoader(TensorDataset(moved, labels[chosen]), batch_size),
         noise_multiplier=1.0,
         max_grad_norm=1.0,
     )

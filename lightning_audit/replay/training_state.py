@@ -488,8 +488,7 @@ class TrainingState:
         self.generators: list[Generator] = []
         self._room, self._iterators, self._forks = room, iterators, forks
         self._known: dict[int, object] = {id(each): each for each in not_followed}
-        #: Tensors with their values and, of frozen parameters, the version that has them.
-        self._tensors: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._leaves: list[torch.Tensor] = []
         #: Generators that other threads may draw from, and the entropy of a replay.
         self.shared, self.entropy = GlobalGenerators(), OwnEntropy()
@@ -507,9 +506,7 @@ class TrainingState:
             if not leaf.is_leaf:  # inputs with gradients were added to it
                 leaf.detach_()
         with torch.no_grad():
-            for tensor, value, version in self._tensors:
-                if tensor._version == version:
-                    continue
+            for tensor, value in self._tensors:
                 if tensor.shape != value.shape:  # so have all tensors that share its memory
                     self._lose("a tensor has another shape now")
                 elif not same_bits(tensor, value):
@@ -554,7 +551,7 @@ class TrainingState:
 
     def counting(self) -> contextlib.AbstractContextManager[object]:
         """Return a context in which draws are counted, if a generator does not show how many."""
-        devices = {tensor.device for tensor, *_ in self._tensors}
+        devices = {tensor.device for tensor, _ in self._tensors}
         return self._draws if any(map(is_coarse, devices)) else contextlib.nullcontext()
 
     # ------------------------------------------------------------------ one object
@@ -608,9 +605,7 @@ class TrainingState:
             # and nothing writes into them.
             return
         self._take_room(tensor.numel() * tensor.element_size())
-        frozen = isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
-        version = tensor._version if frozen and self._forks else -1
-        self._tensors.append((tensor, tensor.detach().clone(), version))
+        self._tensors.append((tensor, tensor.detach().clone()))
         if tensor.is_leaf:
             self._leaves.append(tensor)
             self._back.append(functools.partial(set_slot, tensor, "grad", tensor.grad))

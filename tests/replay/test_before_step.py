@@ -570,6 +570,7 @@ def test_of_many_records_those_that_do_not_meet_are_innocent(monkeypatch, name):
     monkeypatch.setattr(before_step, "_MANY", 0)
     answer = asked(INNOCENT[name]())
     assert (answer.asked, answer.findings, answer.before, answer.shared) == (1, (), "", 1)
+    assert answer.seconds > 0.0
 
 
 def test_of_many_records_items_that_share_rows_are_counted(monkeypatch):

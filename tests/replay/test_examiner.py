@@ -153,6 +153,14 @@ def test_a_question_that_broke_off_for_want_of_time_waits_for_twice_as_much():
     assert schedule.next_questions(1.51 / LATER_SHARE) == ["a"]
 
 
+def test_a_later_examination_waits_for_the_time_that_its_question_took():
+    schedule = examined_once(costs=dict.fromkeys(NAMES, 0.5))
+    rest = 3.0 - 0.5 * len(NAMES)  # of the first examination's 3 s
+    enough = (rest + 0.5) / LATER_SHARE
+    assert schedule.next_questions(0.99 * enough) == []
+    assert len(schedule.next_questions(1.01 * enough)) == 1
+
+
 @pytest.mark.parametrize("wanted", ["auto", 3])
 def test_a_question_that_is_pressing_is_asked_of_the_next_step(wanted):
     schedule = Schedule(wanted, 0, USUAL)

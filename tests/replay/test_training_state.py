@@ -524,3 +524,13 @@ def test_a_file_that_is_read_and_environment_variables_are_as_before(tmp_path, m
         assert lines.read() == "one two"
     assert os.environ["STEPS"] == "6"
     assert "REPLAYS" not in os.environ
+
+
+def test_a_frozen_teacher_that_is_averaged_by_its_data_is_restored():
+    teacher = nn.Linear(3, 2).requires_grad_(False)
+    state = training_state.TrainingState([teacher], forks=True)
+    before = [p.clone() for p in teacher.parameters()]
+    for p in teacher.parameters():
+        p.data.mul_(0.9)  # which no version shows
+    state.put_back()
+    assert all(map(torch.equal, teacher.parameters(), before))
