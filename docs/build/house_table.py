@@ -21,7 +21,7 @@ LEVELS = {
     **dict.fromkeys(("blackbox", "config", "lints", "replay", "session"), 4),
     "run": 5,
     **dict.fromkeys(("callbacks", "loops", "many"), 6),
-    "testing": 7,
+    **dict.fromkeys(("testing", "transformers"), 7),
     **dict.fromkeys(("cli", "pytest_plugin"), 8),
 }
 LIGHTNING = frozenset({"pytorch_lightning", "lightning", "lightning_fabric"})
@@ -33,6 +33,7 @@ BARRED = {
     **dict.fromkeys(("card", "verdict", "cli", "pytest_plugin"), HEAVY),
     **dict.fromkeys(("canaries", "dpsgd", "hooks"), LIGHTNING),
     **dict.fromkeys(("config", "lints", "loops", "replay", "run", "session"), LIGHTNING),
+    "transformers": LIGHTNING,
 }
 
 

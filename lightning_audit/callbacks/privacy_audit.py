@@ -109,6 +109,11 @@ class AuditArguments:
 
 # --- `PrivacyAudit`: the callback that audits the DP-SGD of a Lightning training while it runs.
 
+_OF_LIGHTNING = (
+    "PrivacyAudit is a callback of Lightning's Trainer; give Hugging Face's Trainer "
+    "lightning_audit.transformers.PrivacyAuditCallback(...), which takes the same arguments."
+)
+
 
 class PrivacyAudit(AuditArguments, OneFit):
     """Callback that audits the privacy of a DP-SGD training while it runs.
@@ -435,3 +440,9 @@ class PrivacyAudit(AuditArguments, OneFit):
     def _unhook(self, run: AuditRun) -> None:
         run.detach()
         self._boundary.remove_hooks()
+
+    def on_init_end(self, *_: Any, **__: Any) -> None:
+        """Refuse the Trainer of Hugging Face, whose event this is."""
+        raise MisconfigurationException(_OF_LIGHTNING)
+
+    on_train_begin = on_init_end

@@ -402,7 +402,9 @@ def _coupled(seen: Mapping[str, Any]) -> str:
     size = "" if seen["change"] is None else f" by {seen['change']:g} of its norm"
     met = f"a record's gradient changed{size} with the other records of its batch"
     where = seen.get("met_in")
-    if where == THE_STEP:
+    if divisor := seen.get("divided_by"):
+        met = f"the loss is divided by {divisor}, of which its records have unequal shares"
+    elif where == THE_STEP:
         met = f"{where} reads records that are not in its batch"
     elif where:
         attention = seen.get("attention")
@@ -438,7 +440,7 @@ COUPLING = Check(
     wrong=lambda seen: seen["step"] is not None,
     blocks=_of_coupling,
     private=True,
-    public=("before", "met_in", "shared", "message", "attention"),
+    public=("before", "met_in", "shared", "message", "attention", "divided_by"),
     fine="no record's gradient depended on the others in its batch",
     message=_coupled,
     faults=(
@@ -456,6 +458,11 @@ COUPLING = Check(
             "length; mix, pack and standardize within a record; train on the records of the batch "
             "alone",
         ).rule(-1, CLIPPED, applies=lambda seen: bool(seen.get("met_in"))),
+        dataclasses.replace(
+            _COUPLED,
+            look_at="compute_loss of the Trainer: return the mean over records of each record's "
+            "own mean",
+        ).rule(-1, CLIPPED, applies=lambda seen: bool(seen.get("divided_by"))),
         _COUPLED.rule(-1, CLIPPED),
     ),
 )
@@ -486,6 +493,8 @@ class Coupling:
         where: the code before the step in which records meet; empty if they meet in the step.
         before: why it could not be tested whether they meet there; empty if it was.
         shared: how many items of the data set read one record.
+        divisor: what divides the loss, of which the records of a batch have unequal shares; empty
+            if nothing like it is known.
     """
 
     replays: int = 0
@@ -495,6 +504,7 @@ class Coupling:
     where: str = ""
     before: str = ""
     shared: int = 1
+    divisor: str = ""
 
     def take(self, step: int, answer: Answer) -> None:
         """Update with the answer at a step."""
@@ -514,6 +524,9 @@ class Coupling:
             items: of a record, for which epsilon is claimed.
             attention: layer that lets padding past its mask, see `mixing_attention`; or empty.
         """
+        if self.divisor:
+            known = {"change": None, "step": 0, "divided_by": self.divisor}
+            return COUPLING.judged(known)
         if not self.replays:
             return not_asked(COUPLING, self.reason or off or Reason.NOT_EXAMINED)
         names = ("replays", "change", "step")

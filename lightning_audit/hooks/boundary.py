@@ -66,7 +66,7 @@ class RunTime:
 
 #: Packages whose frames are not the user's.
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "opacus", "tqdm", "lightning_audit"}
-_LIBRARIES |= {"lightning", "pytorch_lightning", "lightning_fabric"}
+_LIBRARIES |= {"lightning", "pytorch_lightning", "lightning_fabric", "accelerate", "transformers"}
 #: The selftest's trainings are a user's.
 _TRAININGS = "lightning_audit.testing"
 

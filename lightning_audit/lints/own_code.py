@@ -42,7 +42,10 @@ from lightning_audit.results.report_details import CodePlace, places_in
 #: Most lines of the source of a place, and most characters of a line.
 MOST_LINES, _WIDEST = 12, 160
 #: Packages whose code is not the user's, and folders of installed packages.
-_LIBRARIES = ("torch", "opacus", "pytorch_lightning", "lightning", "lightning_fabric")
+_LIBRARIES = (
+    *("torch", "opacus", "accelerate", "transformers"),
+    *("pytorch_lightning", "lightning", "lightning_fabric"),
+)
 INSTALLED = ("site-packages", "dist-packages", "lib-dynload")
 #: Methods of a private optimizer, in the order of a step.
 _METHODS = ("add_noise", "clip_and_accumulate", "scale_grad", "pre_step", "step")

@@ -22,7 +22,6 @@ from typing import Any, Literal, cast
 import torch
 from torch import distributed
 from torch._C._functorch import peek_interpreter_stack
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils import _pytree
 from torch.utils.data import DataLoader
@@ -47,6 +46,7 @@ from lightning_audit.loops.events import (
     Listening,
     PassCount,
     drawn_by,
+    forward_hooks,
     loss_in_backward,
 )
 from lightning_audit.loops.training import (
@@ -57,6 +57,7 @@ from lightning_audit.loops.training import (
     check_arguments,
     listed,
     named,
+    optimizers_of,
     refuse_second,
 )
 from lightning_audit.results.audit_report import (
@@ -233,28 +234,10 @@ class Audit:
         for optimizer in self._loop.optimizers:
             after = entry(self._after_step)
             handles.append(innermost(optimizer).register_step_post_hook(after))
-        # Global hooks: a module's own would be copied and saved with the user's module.
         own = {id(module) for module in self._loop.root.modules()}
         own |= {id(module) for module in self._loop.model.modules()}
         before, behind = entry(self._before_forward), entry(self._after_forward)
-
-        evaluates, reads = entry(run.fence.reads.evaluates), run.fence.reads
-
-        def begins(module: torch.nn.Module, args: Any) -> None:
-            if torch.compiler.is_compiling() or self._outer is not None:
-                return  # in a compiled module a hook is no graph break
-            if not module.training or not torch.is_grad_enabled():
-                if reads.open:
-                    evaluates(args)
-            elif id(module) in own:
-                before(module, args)
-
-        def ends(module: torch.nn.Module, _: Any, output: Any) -> None:
-            if not torch.compiler.is_compiling() and module is self._outer:
-                behind(output)
-
-        handles.append(register_module_forward_pre_hook(begins))
-        handles.append(register_module_forward_hook(ends))
+        handles += forward_hooks(lambda: self._outer, own, before, behind, run.fence.reads)
         step = MethodHook(ReduceLROnPlateau, "step", self._schedules, shown=True)
         scaler = watch_scalers(self._loop.optimizers, run.optimizers.notes.add)
         handles += [step, scaler, Listening(self)]
@@ -281,7 +264,7 @@ class Audit:
         if model is not None:
             loop.model = loop.root = self._user.module = model
         if optimizer is not None:
-            loop.optimizers[:] = listed(optimizer)
+            loop.optimizers[:] = optimizers_of(optimizer)
         if loader is not None:
             loop.loader = self._user.loader = loader
             self._watch_loader(run)
@@ -706,6 +689,21 @@ class Audit:
             self._raise_if_told()
 
     # ------------------------------------------------------------------ what the user sees
+
+    @_guarded()
+    def couples(self, divisor: str) -> None:
+        """Take that a divisor of the loss couples records; see `checks.replay.Coupling`."""
+        if (run := self._run) is not None and self._looks:
+            run.facts.course.coupling.divisor, run.look_is_due = divisor, True
+            self._stopping.look()
+            self._raise_if_told()
+
+    @_guarded()
+    def note(self, sentence: str) -> None:
+        """Log a remark on the training, which the report's notes then have."""
+        if self._run is not None:
+            _log.warning("privacy audit: %s", sentence)
+            self._run.optimizers.notes.add(sentence)
 
     @property
     def report(self) -> AuditReport | None:

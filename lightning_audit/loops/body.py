@@ -30,6 +30,7 @@ from lightning_audit.files import compiles, nearby
 from lightning_audit.hooks.boundary import users_frame
 from lightning_audit.loops.events import Batches, drawn_by
 from lightning_audit.replay.before_step import BatchSource
+from lightning_audit.replay.fork import ReachesOut
 
 #: It reads the disk.
 _nearby = functools.cache(nearby)
@@ -564,4 +565,4 @@ class LoopStep:
                         frame.f_globals.update(held)  # functions that the body calls read them
                     self._bound |= self._body.run(frame, held, batch, self._rest, back)
                 else:
-                    raise NotImplementedError("the loop has ended")
+                    raise ReachesOut("the loop has ended")

@@ -11,15 +11,17 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeAlias
 
 import torch
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree
 from torch.utils.data import DataLoader
 
+from lightning_audit.hooks.boundary import entry
 from lightning_audit.hooks.sampler_tap import unwatched
 from lightning_audit.replay.fork import ReachesOut
 
@@ -30,6 +32,46 @@ def loss_in_backward() -> Any:
     while frame is not None and frame.f_code is not torch.Tensor.backward.__code__:
         frame = frame.f_back
     return None if frame is None else frame.f_locals.get("self")
+
+
+def forward_hooks(
+    running: Callable[[], torch.nn.Module | None],
+    own: Collection[int],
+    before: Callable[..., None],
+    after: Callable[..., None],
+    reads: Any,
+) -> list[Any]:
+    """Hook on outermost forward passes; return the handles.
+
+    The hooks are of all modules: a module's own would be copied and saved with the user's module.
+
+    Args:
+        running: returns the outermost module of the pass that runs; None if none does.
+        own: identities of the modules that are trained.
+        before: called with a module of these that trains, and all that it is given.
+        after: called with the outputs of the outermost module.
+        reads: what the loop reads, told of other modules' passes without gradients.
+    """
+    evaluates = entry(reads.evaluates)
+
+    def given(args: Any) -> tuple[Any, ...]:
+        # A hook of all modules gets no keyword arguments; the frame that calls it has them.
+        return (*args, *(sys._getframe(2).f_locals.get("kwargs") or {}).values())
+
+    def begins(module: torch.nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() or running() is not None:
+            return  # in a compiled module a hook is no graph break
+        if not module.training or not torch.is_grad_enabled():
+            if reads.open:
+                evaluates(given(args))
+        elif id(module) in own:
+            before(module, given(args))
+
+    def ends(module: torch.nn.Module, _: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling() and module is running():
+            after(output)
+
+    return [register_module_forward_pre_hook(begins), register_module_forward_hook(ends)]
 
 
 #: An audit whose methods are called at the events of its loop: ``follows(loader)`` (whether this

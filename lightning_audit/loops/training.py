@@ -53,7 +53,7 @@ class Loop(FrontEnd):
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.model, self.loader, self._epochs = given["model"], given["loader"], given["epochs"]
         self.root = self.model if given["root"] is None else given["root"]
-        self.optimizers = listed(given["optimizer"])
+        self.optimizers = optimizers_of(given["optimizer"])
         self.read = given["precision"] is None
         self.param = next(iter(self.root.parameters()), torch.zeros(0))
         self.precision = given["precision"] or _BY_DTYPE.get(self.param.dtype, "32-true")
@@ -112,6 +112,12 @@ class Loop(FrontEnd):
 def listed(given: Any) -> list[Any]:
     """Return a list or tuple as a list, and one object as the only item."""
     return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def optimizers_of(given: Any) -> list[Any]:
+    """Return an optimizer or several as a list, without what Accelerate puts around them."""
+    of_accelerate = "accelerate.optimizer"
+    return [o.optimizer if type(o).__module__ == of_accelerate else o for o in listed(given)]
 
 
 def named(name: str, frame: Any) -> dict[str, CodePlace]:

@@ -415,6 +415,7 @@ _NOT_FOLLOWED = (
 )
 #: Packages whose objects are not saved; objects of the user's subclasses are.
 _FOREIGN = (
+    *("transformers.trainer", "transformers.integrations", "accelerate.", "datasets."),
     "pytorch_lightning.trainer",
     "pytorch_lightning.loggers",
     "pytorch_lightning.strategies",

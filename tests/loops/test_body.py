@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lightning_audit.loops.body import LoopBody, LoopStep, Rest
-from lightning_audit.replay.fork import in_a_fork
+from lightning_audit.replay.fork import ReachesOut, in_a_fork
 
 
 class Asks:
@@ -288,7 +288,7 @@ def test_the_step_says_why_it_cannot_be_run_again():
     assert step.obstacle().startswith("the body of the loop at ")
     assert "test_body.py:" in step.obstacle()
     assert step.obstacle().endswith(" cannot be run again; pass step=")
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(ReachesOut, match="the loop has ended"):
         step.take(["z"])
     sure = LoopStep(None, [], "32-true", [], lambda batch: None)
     assert sure.obstacle() == ""
