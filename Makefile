@@ -9,6 +9,7 @@ LOWEST := benchmarks/.environments/lowest
 TRACKERS := benchmarks/.environments/trackers
 CLUSTERS := benchmarks/.environments/clusters
 FLOWER := benchmarks/.environments/flower
+TRANSFORMERS := benchmarks/.environments/transformers
 BUILD := benchmarks/.environments/build
 FRESH := benchmarks/.environments/fresh
 # Tests of `make lowest` and `make costs`, such as SELECT="tests/stats".
@@ -133,4 +134,12 @@ $(FLOWER)/.dev: constraints.txt constraints-flower.txt
 	$(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(FLOWER)/base.pth
 	mv $(FLOWER)/base.pth $(FLOWER)/lib/python3*/site-packages/
 	$(FLOWER)/bin/$(PIP) --constraint constraints-flower.txt flwr
+	touch $@
+
+# Hugging Face's transformers with accelerate and peft, in the same way.
+$(TRANSFORMERS)/.dev: constraints.txt constraints-transformers.txt
+	$(PYTHON) -m venv --clear $(TRANSFORMERS)
+	$(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(TRANSFORMERS)/base.pth
+	mv $(TRANSFORMERS)/base.pth $(TRANSFORMERS)/lib/python3*/site-packages/
+	$(TRANSFORMERS)/bin/$(PIP) --constraint constraints.txt --constraint constraints-transformers.txt transformers accelerate peft
 	touch $@

@@ -24,7 +24,11 @@ from lightning_audit.config import AuditConfig
 from lightning_audit.loops.audit import Audit
 from lightning_audit.loops.audit import attach as attach_to_loop
 from lightning_audit.loops.training import listed
-from lightning_audit.results.audit_report import AuditReport, UnauditableTraining
+from lightning_audit.results.audit_report import (
+    AuditReport,
+    PrivacyViolation,
+    UnauditableTraining,
+)
 
 try:
     from transformers import DataCollatorWithFlattening, PreTrainedModel, Trainer, TrainerCallback
@@ -85,6 +89,8 @@ class PrivacyAuditCallback(TrainerCallback):
         self._given = {"claimed_epsilon": claimed_epsilon, **arguments}
         #: The audit of the latest training; None before it begins.
         self.audit: Audit | None = None
+        # The report of a training that was refused before its first step.
+        self._refused: AuditReport | None = None
         self._trainer: Any = None
         # Whether the loss is divided by the labelled tokens of a batch, and no batch has shown it.
         self._couples = False
@@ -92,7 +98,7 @@ class PrivacyAuditCallback(TrainerCallback):
     @property
     def report(self) -> AuditReport | None:
         """The report of the latest training; None before its first epoch has ended."""
-        return None if self.audit is None else self.audit.report
+        return self._refused if self.audit is None else self.audit.report
 
     def __enter__(self) -> PrivacyAuditCallback:
         return self
@@ -120,7 +126,12 @@ class PrivacyAuditCallback(TrainerCallback):
             **self._given,
             "log": log,
         }
-        self.audit = attach_to_loop(trainer.model_wrapped, trainer.optimizer, loader, **given)
+        self.audit = self._refused = None
+        try:
+            self.audit = attach_to_loop(trainer.model_wrapped, trainer.optimizer, loader, **given)
+        except PrivacyViolation as error:
+            self._refused = error.report
+            raise
         if args.max_grad_norm > 0.0:
             self.audit.note(_NORM)
         for name in _OF_TRAINING:

@@ -50,7 +50,7 @@ def forward_hooks(
         own: identities of the modules that are trained.
         before: called with a module of these that trains, and all that it is given.
         after: called with the outputs of the outermost module.
-        reads: what the loop reads, told of other modules' passes without gradients.
+        reads: what the loop reads, notified of other modules' passes without gradients.
     """
     evaluates = entry(reads.evaluates)
 
