@@ -1,6 +1,6 @@
 """Four fine-tunings of a tiny BERT with LoRA by Hugging Face's Trainer: one correct, three faulty.
 
-    pip install "lightning-audit[transformers]" peft
+    pip install ".[transformers]" peft
     python examples/finetune.py [--report-dir finetune]
 
 The sentences are made from templates, so nothing is downloaded. The faults are of kinds that public

@@ -21,6 +21,7 @@ import torch
 
 from lightning_audit import _validate
 from lightning_audit.config import AuditConfig
+from lightning_audit.files import with_extra
 from lightning_audit.loops.audit import Audit
 from lightning_audit.loops.audit import attach as attach_to_loop
 from lightning_audit.loops.training import listed
@@ -34,8 +35,7 @@ try:
     from transformers import DataCollatorWithFlattening, PreTrainedModel, Trainer, TrainerCallback
 except ImportError as error:
     raise ImportError(
-        "lightning_audit.transformers needs Hugging Face's transformers: "
-        "pip install 'lightning-audit[transformers]'"
+        f"lightning_audit.transformers needs transformers: {with_extra('transformers')}"
     ) from error
 
 _log = logging.getLogger(__name__)
