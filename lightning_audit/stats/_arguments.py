@@ -224,7 +224,35 @@ def score_vector(name: str, value: ArrayLike) -> Floats:
     return scores
 
 
-# --- Roots of many increasing functions at once.
+# --- Roots of many functions at once.
+
+#: Halvings of an interval of at most one: to double precision near one.
+HALVINGS = 60
+
+
+def bisection(
+    is_below: Callable[[Any], Any],
+    low: float | Floats,
+    high: float | Floats,
+    halvings: int = HALVINGS,
+) -> tuple[Any, Any]:
+    """Halve intervals, each around one point, and return their last ends.
+
+    Args:
+        is_below: Maps the middles of the intervals to whether each is below its point.
+        low: Lower ends, of any shape.
+        high: Upper ends, of the same shape.
+        halvings: Number of halvings.
+
+    Returns:
+        The lower and the upper ends.
+    """
+    for _ in range(halvings):
+        middle = 0.5 * (low + high)
+        below = is_below(middle)
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return low, high
+
 
 Rows = NDArray[np.intp]
 

@@ -10,6 +10,7 @@ same number of random records. The paper states no clipping norm; here it is 1.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import json
 import tempfile
@@ -353,13 +354,10 @@ def _flagged_at(finding: CheckResult, record: Path, report: AuditReport) -> int 
         checks = replay(header, entries[:steps], significance).results()
         return any(c.name == finding.name and c.status == finding.status for c in checks)
 
-    low, high = 0, len(entries)
-    if not high or not flagged(high):
+    if not entries or not flagged(len(entries)):
         return None
-    while high - low > 1:  # a flagged check remains flagged
-        middle = (low + high) // 2
-        low, high = (low, middle) if flagged(middle) else (middle, high)
-    return high
+    steps = range(1, len(entries))  # a flagged check remains flagged
+    return 1 + bisect.bisect_left(steps, True, key=flagged)
 
 
 def _sentence(report: AuditReport, finding: CheckResult | None) -> str:
