@@ -144,7 +144,7 @@ class ConfusionCounts:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ConfusionCounts):
             return NotImplemented
-        return all(np.array_equal(getattr(self, n), getattr(other, n)) for n in _NAMES)
+        return all(map(np.array_equal, self.cells, other.cells))
 
     __hash__ = None  # type: ignore[assignment]  # arrays have none
 
@@ -152,6 +152,11 @@ class ConfusionCounts:
     def shape(self) -> tuple[int, ...]:
         """Common shape of the counts; () for one threshold."""
         return self.fn.shape
+
+    @property
+    def cells(self) -> tuple[Counts, Counts, Counts, Counts]:
+        """The four counts: fn, tp, fp, tn."""
+        return self.fn, self.tp, self.fp, self.tn
 
     @property
     def n_in(self) -> Counts:

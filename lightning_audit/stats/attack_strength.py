@@ -86,8 +86,7 @@ class Attacks:
     @classmethod
     def of(cls, counts: ConfusionCounts) -> Attacks:
         """Return the distinct attacks of a vector of counts."""
-        rows = np.stack([counts.fn, counts.tp, counts.fp, counts.tn])
-        different, times = np.unique(rows, axis=1, return_counts=True)
+        different, times = np.unique(np.stack(counts.cells), axis=1, return_counts=True)
         return cls(ConfusionCounts(*different), times)
 
     @cached_property
@@ -349,9 +348,7 @@ def attack_vector(counts: ConfusionCounts) -> ConfusionCounts:
             f"counts have shape {counts.shape}, must be a vector of at least one attack; "
             "pass the error counts of every attack, one row each"
         )
-    return ConfusionCounts(
-        *(np.atleast_1d(v) for v in (counts.fn, counts.tp, counts.fp, counts.tn))
-    )
+    return ConfusionCounts(*map(np.atleast_1d, counts.cells))
 
 
 def strength_prior(shapes: tuple[float, float]) -> LogDensity:

@@ -301,7 +301,7 @@ def error_rate_confidence_sequence(
         "significance", significance, "it is the probability with which a limit may fail"
     )
 
-    def is_kept(rate: Floats) -> NDArray[np.bool_]:
+    def is_kept(rate: Floats) -> Any:
         # At the ends of the interval the rate itself may round to zero or one.
         inside = (rate > 0) & (rate < 1)
         log_e = _log_e(k, n, np.where(inside, rate, 0.5))

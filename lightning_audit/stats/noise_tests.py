@@ -211,8 +211,8 @@ def limits_of_each(
             rejected = _scale_log_e(n, s * np.exp(-2.0 * log_scale), tau) >= level
             return np.asarray(rejected != above)
 
-        ends = (np.full(len(n), math.log(end)) for end in (_SMALLEST, _LARGEST))
-        low, high = bisection(is_below, *ends, _HALVINGS)
+        start, end = (np.full(len(n), math.log(scale)) for scale in (_SMALLEST, _LARGEST))
+        low, high = bisection(is_below, start, end, _HALVINGS)
         return np.asarray(np.exp(high if above else low))
 
     upper, lower = limit(NOISE_PRECISIONS, above=True), limit(1.0 / NOISE_PRECISIONS, above=False)

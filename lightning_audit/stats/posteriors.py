@@ -534,10 +534,8 @@ class Posterior:
         """Return flat points, the posteriors there, and the broadcast shape."""
         points, counts = each(non_negative, "value", value), self.counts
         shape = np.broadcast_shapes(points.shape, counts.shape)
-        fn, tp, fp, tn = (
-            np.broadcast_to(v, shape).ravel() for v in (counts.fn, counts.tp, counts.fp, counts.tn)
-        )
-        rows = self._rows(ConfusionCounts(fn, tp, fp, tn), TAIL)
+        at_each = ConfusionCounts(*(np.broadcast_to(v, shape).ravel() for v in counts.cells))
+        rows = self._rows(at_each, TAIL)
         return np.broadcast_to(points, shape).ravel(), rows, shape
 
     def _rows(self, counts: ConfusionCounts, tail: float) -> ClaimPosterior:
@@ -548,10 +546,7 @@ class Posterior:
 
 def rates(counts: ConfusionCounts, prior: float, tail: float = TAIL) -> tuple[Beta, Beta]:
     """Return the posteriors of FNR and FPR, one row per threshold."""
-    fn, tp, fp, tn = (
-        np.asarray(value, dtype=np.float64).ravel() + prior
-        for value in (counts.fn, counts.tp, counts.fp, counts.tn)
-    )
+    fn, tp, fp, tn = (np.asarray(v, dtype=np.float64).ravel() + prior for v in counts.cells)
     return Beta.of(fn, tp, tail), Beta.of(fp, tn, tail)
 
 
