@@ -119,7 +119,7 @@ class CorrelatedMasses:
     def log_likelihoods(self, delta: float, support: Support, strengths: int) -> list[Floats]:
         """Return log likelihoods ``[levels, levels]`` by node; see `_strength.log_likelihood`."""
         return [
-            log_likelihood(_AtNode(self, k), self.levels, delta, support, strengths, 0)
+            log_likelihood(_AtNode(self, k), self.levels, delta, support, strengths)
             + np.sum(self.log_totals[k])
             for k in range(self.correlations.inflation.size)
         ]
@@ -179,19 +179,13 @@ class _AtNode:
     node: int
 
     @property
-    def size(self) -> int:
-        return len(self.masses.errors)
-
-    @property
     def times(self) -> Counts:
-        return np.ones(self.size, dtype=np.int64)
+        return np.ones(len(self.masses.errors), dtype=np.int64)
 
-    def log_outside(self, levels: Floats, delta: float, nodes: int) -> Floats:
+    def log_outside(self, levels: Floats, delta: float) -> Floats:
         return log_mass(self._table(levels, delta))
 
-    def log_inside(
-        self, levels: Floats, delta: float, wanted: NDArray[np.bool_], nodes: int
-    ) -> Floats:
+    def log_inside(self, levels: Floats, delta: float, wanted: NDArray[np.bool_]) -> Floats:
         inside: Floats = log_mass(1.0 - self._table(levels, delta))
         inside[~wanted] = 0.0
         return inside

@@ -226,14 +226,7 @@ def inverse_response(coefficients: Sequence[float], steps: int) -> Floats:
         >>> inverse_response((1.0, -0.5), 4).tolist()
         [1.0, 0.5, 0.25, 0.125]
     """
-    c = np.asarray(coefficients, dtype=np.float64)
-    later = c[:0:-1]  # the coefficient of the oldest draw first
-    found = np.zeros(len(later) + steps)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for t in range(steps):
-            unit = 1.0 if t == 0 else 0.0
-            found[len(later) + t] = (unit - later @ found[t : t + len(later)]) / c[0]
-    return np.asarray(found[len(later) :])
+    return np.asarray(scipy.signal.lfilter([1.0], coefficients, scipy.signal.unit_impulse(steps)))
 
 
 def is_recoverable(coefficients: Sequence[float]) -> bool:

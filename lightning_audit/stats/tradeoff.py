@@ -453,9 +453,10 @@ class SubsampledGaussianTradeoff:
     def delta_at(self, epsilon: float | NDArray[Any]) -> float | Floats:
         """Return the privacy curve 1 + f*(-e^epsilon): the smallest delta at ``epsilon`` >= 0."""
         eps = each(non_negative, "epsilon", epsilon)
-        return like_input(
-            self._delta_add(eps) if self.direction == "add" else self._delta_remove(eps)
-        )
+        if self.direction == "add":
+            return like_input(self._delta_add(eps))
+        unsampled = gaussian_delta(self._unsampled(eps), self._mu)
+        return like_input(np.asarray(self.sample_rate * unsampled))
 
     def epsilon_at(self, delta: float | NDArray[Any]) -> float | Floats:
         """Return the smallest epsilon >= 0 at ``delta`` in (0, 1)."""
@@ -504,10 +505,6 @@ class SubsampledGaussianTradeoff:
         ends = np.where(alpha == 0, 1.0, 0.0)
         result: Floats = np.where((alpha == 0) | (alpha == 1), ends, scipy.special.ndtr(-u))
         return result
-
-    def _delta_remove(self, epsilon: Floats) -> Floats:
-        delta = np.asarray(gaussian_delta(self._unsampled(epsilon), self._mu))
-        return np.asarray(self.sample_rate * delta)
 
     def _delta_add(self, epsilon: Floats) -> Floats:
         q = self.sample_rate
