@@ -67,8 +67,7 @@ _NOTHING = np.log(1e-300)
 
 def log_area(epsilon: Floats, delta: float | Floats) -> Floats:
     """Return the log area of the unit square outside R(epsilon, delta)."""
-    result: Floats = np.log(2.0) + 2.0 * np.log1p(-delta) - np.logaddexp(0.0, epsilon)
-    return result
+    return np.asarray(np.log(2.0) + 2.0 * np.log1p(-delta) - np.logaddexp(0.0, epsilon))
 
 
 @dataclass(frozen=True)
@@ -275,8 +274,7 @@ def _lagrange(nodes: Floats, at: Floats) -> Floats:
     hit = distance == 0
     terms = weight / np.where(hit, 1.0, distance)
     terms = np.where(np.any(hit, axis=1, keepdims=True), hit, terms)
-    result: Floats = terms / np.sum(terms, axis=1, keepdims=True)
-    return result
+    return np.asarray(terms / np.sum(terms, axis=1, keepdims=True))
 
 
 # --- Validation of arguments for the posterior of epsilon and of the attacks' strength.
@@ -462,10 +460,9 @@ def changes(points: Floats, density: Floats) -> Floats:
     width = np.diff(points)
     mass = width * (root[1:] + root[:-1])
     step = np.abs(np.diff(root))
-    result: Floats = (
+    return np.asarray(
         mass / np.sum(mass) + step / np.max(root) + 0.02 * width / (points[-1] - points[0])
     )
-    return result
 
 
 def equidistributed(points: Floats, parts: Floats, size: int) -> Floats:

@@ -21,7 +21,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import scipy
@@ -244,12 +244,7 @@ Ints = NDArray[np.int64]
 
 #: Which side has too many losses on which side of the threshold.
 Inequality = Literal["train_below", "population_below", "population_above", "train_above"]
-INEQUALITIES: tuple[Inequality, ...] = (
-    "train_below",
-    "population_below",
-    "population_above",
-    "train_above",
-)
+INEQUALITIES: tuple[Inequality, ...] = get_args(Inequality)
 
 #: Function of thresholds that returns the logarithms of TPR, FPR, FNR and TNR.
 LogRates = Callable[[Floats], tuple[Floats, Floats, Floats, Floats]]
@@ -436,16 +431,9 @@ class RankedLosses:
         tpr, fnr = int(tp[at]) / n, (n - int(tp[at])) / n
         fpr, tnr = int(fp[at]) / m, (m - int(fp[at])) / m
         denominator, size = ((fpr, m), (tpr, n), (fnr, n), (tnr, m))[i]
-        return EpsilonStar(
-            value=math.log(ratio),
-            threshold=float(self.thresholds[at]),
-            fpr=fpr,
-            fnr=fnr,
-            inequality=INEQUALITIES[i],
-            at_clip=denominator <= max(clip, 1 / size),
-            delta=delta,
-            clip=clip,
-        )
+        value, threshold = math.log(ratio), float(self.thresholds[at])
+        at_clip = denominator <= max(clip, 1 / size)
+        return EpsilonStar(value, threshold, fpr, fnr, INEQUALITIES[i], at_clip, delta, clip)
 
 
 def sorted_losses(name: str, losses: ArrayLike) -> Floats:

@@ -325,8 +325,7 @@ def normal_ratio_p_value(
     )
     outside = special.ndtr(low) + special.ndtr(-high)
     one_sided = np.where(shift == 0, 1.0, special.ndtr(-np.sign(shift) * z))
-    result: Floats = np.select([scale < 1, scale > 1], [between, outside], one_sided)
-    return result
+    return np.asarray(np.select([scale < 1, scale > 1], [between, outside], one_sided))
 
 
 @dataclass(frozen=True, eq=False)

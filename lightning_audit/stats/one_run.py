@@ -470,11 +470,7 @@ def _gaussian(mu: float) -> _Least:
 
 
 def _lower_fdp(
-    correct: int,
-    guesses: int,
-    canaries: int,
-    least: Callable[[float], _Least],
-    significance: float,
+    correct: int, guesses: int, canaries: int, least: Callable[[float], _Least], significance: float
 ) -> float:
     """Return the smallest parameter under which ``correct`` guesses have the significance."""
     v, r, m = whole_guesses(correct, guesses, canaries)

@@ -65,10 +65,7 @@ _LARGEST_EPSILON = 700.0
 _LARGEST_MU = 75.0
 
 
-@lru_cache(maxsize=8)
-def _legendre(nodes: int) -> tuple[Floats, Floats]:
-    x, w = np.polynomial.legendre.leggauss(nodes)
-    return x, w
+_legendre = lru_cache(maxsize=8)(np.polynomial.legendre.leggauss)
 
 
 @dataclass(frozen=True)
@@ -245,8 +242,7 @@ def _arccos_sqrt(square: Floats) -> Floats:
 def _logit_slope(probit: Floats) -> Floats:
     """Return the derivative of log(Phi / (1 - Phi)); in logs, since both tails may underflow."""
     tails = scipy.special.log_ndtr(probit) + scipy.special.log_ndtr(-probit)
-    result: Floats = np.exp(-0.5 * probit * probit - tails) / np.sqrt(2.0 * np.pi)
-    return result
+    return np.asarray(np.exp(-0.5 * probit * probit - tails) / np.sqrt(2.0 * np.pi))
 
 
 # --- Distribution function, quantiles and largest quantile of the smallest claim that holds.
