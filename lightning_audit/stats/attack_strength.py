@@ -605,11 +605,7 @@ def attack_strength_posterior(
 
 
 def epsilon_posterior_at_strength(
-    counts: ConfusionCounts,
-    delta: float,
-    strength: float,
-    *,
-    epsilon_variance: float = 10.0,
+    counts: ConfusionCounts, delta: float, strength: float, *, epsilon_variance: float = 10.0
 ) -> GridDistribution:
     """Return the posterior of epsilon for attacks of a known strength.
 

@@ -108,7 +108,6 @@ class CorrelatedMasses:
     density: bool = False
     cells: int = CELLS
     _tables: dict[float, Floats] = field(default_factory=dict)
-    _densities: list[tuple[_Cells, Floats]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         found = [self._density(*pair) for pair in zip(self.errors, self.trials, strict=True)]
@@ -117,7 +116,7 @@ class CorrelatedMasses:
         self.log_totals = np.stack([total for *_, total in found], axis=1)
 
     def log_likelihoods(self, delta: float, support: Support, strengths: int) -> list[Floats]:
-        """Return log likelihoods ``[levels, levels]`` by node; see `_strength.log_likelihood`."""
+        """Return log likelihoods ``[levels, levels]`` by node; see `log_likelihood`."""
         return [
             log_likelihood(_AtNode(self, k), self.levels, delta, support, strengths)
             + np.sum(self.log_totals[k])

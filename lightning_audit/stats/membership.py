@@ -207,10 +207,7 @@ def tpr_at_fpr_lower(
 
 
 def tradeoff_upper(
-    scores_in: ArrayLike,
-    scores_out: ArrayLike,
-    significance: float,
-    band: Band = "berk_jones",
+    scores_in: ArrayLike, scores_out: ArrayLike, significance: float, band: Band = "berk_jones"
 ) -> PiecewiseTradeoff:
     """Return a trade-off function that is nowhere below that of the mechanism.
 

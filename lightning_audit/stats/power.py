@@ -374,11 +374,7 @@ def further_guesses(errors: int, guesses: int, rate: float, significance: float)
 
 
 def anytime_power(
-    guesses: int,
-    rate: float,
-    true_rate: float,
-    significance: float,
-    log_e: LogE = error_rate_log_e,
+    guesses: int, rate: float, true_rate: float, significance: float, log_e: LogE = error_rate_log_e
 ) -> float:
     """Return the probability that guesses of an attack refute the rate at a look after them.
 

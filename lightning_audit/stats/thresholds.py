@@ -624,7 +624,7 @@ def threshold_bound(
     Raises:
         ValueError: If scores are not vectors or hold nan, ``significance`` is not in (0, 1),
             ``from_rates`` is missing, or a method does not return one bound per threshold.
-        TypeError: If ``choice`` is not one of the classes of `threshold_choices`.
+        TypeError: If ``choice`` is not one of the classes of this module.
 
     Example:
         >>> from lightning_audit.stats.counts import mu_clopper_pearson

@@ -293,7 +293,7 @@ def summary(results: Sequence[Result]) -> str:
 
 def as_json(results: Sequence[Result], seconds: float, exit_code: int) -> str:
     """Return all results as JSON."""
-    fields: dict[str, Any] = {
+    fields = {
         "summary": summary(results),
         "exit_code": exit_code,
         "seconds": round(seconds, 1),
