@@ -710,6 +710,5 @@ def _of_each_record(
             found.append(measure(column[~inside], column[inside]))
         except ValueError as error:
             raise ValueError(f"record {record}: {error}") from error
-    return ConfusionCounts(
-        *(np.stack([getattr(c, name) for c in found], axis=-1) for name in ("fn", "tp", "fp", "tn"))
-    )
+    cells = zip(*(counts.cells for counts in found), strict=True)
+    return ConfusionCounts(*(np.stack(of_records, axis=-1) for of_records in cells))

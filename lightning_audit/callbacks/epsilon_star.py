@@ -23,6 +23,7 @@ from lightning_audit.stats.epsilon_star import (
     Empirical,
     Parametric,
     PermutationNull,
+    checked_method,
     epsilon_star_null,
 )
 
@@ -210,9 +211,7 @@ class EpsilonStar(OneFit):
     ) -> None:
         super().__init__()
         self.delta = delta_or_zero(delta)
-        self.method = Empirical(clip=0.001) if method is None else method
-        if not isinstance(self.method, Empirical | Parametric):
-            raise TypeError(f"method={method!r} must be Empirical(...) or Parametric(...).")
+        self.method = Empirical(clip=0.001) if method is None else checked_method(method)
         self.train_dataloader = train_dataloader
         self.population_dataloader = population_dataloader
         self.losses = losses

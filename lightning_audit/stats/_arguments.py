@@ -144,7 +144,7 @@ class ConfusionCounts:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ConfusionCounts):
             return NotImplemented
-        return all(np.array_equal(getattr(self, n), getattr(other, n)) for n in _NAMES)
+        return all(map(np.array_equal, self.cells, other.cells))
 
     __hash__ = None  # type: ignore[assignment]  # arrays have none
 
@@ -152,6 +152,11 @@ class ConfusionCounts:
     def shape(self) -> tuple[int, ...]:
         """Common shape of the counts; () for one threshold."""
         return self.fn.shape
+
+    @property
+    def cells(self) -> tuple[Counts, Counts, Counts, Counts]:
+        """The four counts: fn, tp, fp, tn."""
+        return self.fn, self.tp, self.fp, self.tn
 
     @property
     def n_in(self) -> Counts:
@@ -224,7 +229,35 @@ def score_vector(name: str, value: ArrayLike) -> Floats:
     return scores
 
 
-# --- Roots of many increasing functions at once.
+# --- Roots of many functions at once.
+
+#: Halvings of an interval of at most one: to double precision near one.
+HALVINGS = 60
+
+
+def bisection(
+    is_below: Callable[[Any], Any],
+    low: float | Floats,
+    high: float | Floats,
+    halvings: int = HALVINGS,
+) -> tuple[Any, Any]:
+    """Halve intervals, each around one point, and return their last ends.
+
+    Args:
+        is_below: Maps the middles of the intervals to whether each is below its point.
+        low: Lower ends, of any shape.
+        high: Upper ends, of the same shape.
+        halvings: Number of halvings.
+
+    Returns:
+        The lower and the upper ends.
+    """
+    for _ in range(halvings):
+        middle = 0.5 * (low + high)
+        below = is_below(middle)
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return low, high
+
 
 Rows = NDArray[np.intp]
 

@@ -31,7 +31,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
 from typing import Any, Protocol
@@ -67,8 +67,7 @@ _NOTHING = np.log(1e-300)
 
 def log_area(epsilon: Floats, delta: float | Floats) -> Floats:
     """Return the log area of the unit square outside R(epsilon, delta)."""
-    result: Floats = np.log(2.0) + 2.0 * np.log1p(-delta) - np.logaddexp(0.0, epsilon)
-    return result
+    return np.asarray(np.log(2.0) + 2.0 * np.log1p(-delta) - np.logaddexp(0.0, epsilon))
 
 
 @dataclass(frozen=True)
@@ -78,22 +77,18 @@ class Attacks:
     Args:
         counts: Outcomes, a vector of distinct attacks, ``[n]``.
         times: Number of occurrences of each, ``[n]``.
+        nodes: Number of nodes of the integrals.
     """
 
     counts: ConfusionCounts
     times: Counts
+    nodes: int = NODES
 
     @classmethod
     def of(cls, counts: ConfusionCounts) -> Attacks:
         """Return the distinct attacks of a vector of counts."""
-        rows = np.stack([counts.fn, counts.tp, counts.fp, counts.tn])
-        different, times = np.unique(rows, axis=1, return_counts=True)
+        different, times = np.unique(np.stack(counts.cells), axis=1, return_counts=True)
         return cls(ConfusionCounts(*different), times)
-
-    @cached_property
-    def size(self) -> int:
-        """Number of distinct attacks."""
-        return int(self.times.size)
 
     @cached_property
     def largest(self) -> float:
@@ -108,30 +103,28 @@ class Attacks:
         a, b = np.concatenate((x.a, y.a)), np.concatenate((x.b, y.b))
         return float(np.min(np.sqrt(a * b / (a + b + 1.0)) / (a + b)))
 
-    def log_outside(self, levels: Floats, delta: float, nodes: int = NODES) -> Floats:
+    def log_outside(self, levels: Floats, delta: float) -> Floats:
         """Return logs of the mass outside R(level, delta), ``[n, levels]``."""
-        result = np.empty((self.size, levels.size))
-        for i in range(self.size):
-            sides = self._sides(i, levels.size, delta, nodes)
+        result = np.empty((self.times.size, levels.size))
+        for i in range(self.times.size):
+            sides = self._sides(i, levels.size, delta)
             result[i] = sides.below(levels, rest=False)[0]
             # Otherwise the mass above the diagonal is negligible.
             if sides.x.lower_rest[0] + sides.y.lower_rest[0] < 1.0:
                 result[i] += sides.mirrored_where(True).below(levels, rest=False)[0]
         return log_mass(result)
 
-    def log_inside(
-        self, levels: Floats, delta: float, wanted: NDArray[np.bool_], nodes: int = NODES
-    ) -> Floats:
+    def log_inside(self, levels: Floats, delta: float, wanted: NDArray[np.bool_]) -> Floats:
         """Return logs of the mass inside R(level, delta), ``[n, levels]``; 0 if not wanted."""
-        result = np.ones((self.size, levels.size))
+        result = np.ones((self.times.size, levels.size))
         for i in np.flatnonzero(wanted).tolist():
-            result[i] = ClaimPosterior(self._sides(i, levels.size, delta, nodes), True).cdf(levels)
+            result[i] = ClaimPosterior(self._sides(i, levels.size, delta), True).cdf(levels)
         return log_mass(result)
 
-    def _sides(self, attack: int, rows: int, delta: float, nodes: int) -> EpsilonSides:
+    def _sides(self, attack: int, rows: int, delta: float) -> EpsilonSides:
         x, y = self._rates
         same = np.full(rows, attack)
-        return EpsilonSides(x.take(same), y.take(same), delta, nodes)
+        return EpsilonSides(x.take(same), y.take(same), delta, self.nodes)
 
     @cached_property
     def _rates(self) -> tuple[Beta, Beta]:
@@ -141,10 +134,8 @@ class Attacks:
 def log_likelihood_at(attacks: Attacks, epsilon: Floats, strength: float, delta: float) -> Floats:
     """Return the log likelihood at epsilon > 0, ``[m]``, for one strength in [0, 1), ``[m]``."""
     inner, inner_delta = strength * epsilon, strength * delta
-    outside, inner_outside = (
-        attacks.log_outside(epsilon, delta),
-        attacks.log_outside(inner, inner_delta),
-    )
+    outside = attacks.log_outside(epsilon, delta)
+    inner_outside = attacks.log_outside(inner, inner_delta)
     far = np.any(outside > _FAR, axis=1)
     inside = attacks.log_inside(epsilon, delta, far)
     inner_inside = attacks.log_inside(inner, inner_delta, far)
@@ -165,29 +156,18 @@ class AttackMasses(Protocol):
     """Masses of the rates of attacks outside and inside regions, such as `Attacks`."""
 
     @property
-    def size(self) -> int:
-        """Number of attacks."""
-
-    @property
     def times(self) -> Counts:
         """How often each pair of rates occurs."""
 
-    def log_outside(self, levels: Floats, delta: float, nodes: int, /) -> Floats:
+    def log_outside(self, levels: Floats, delta: float, /) -> Floats:
         """Return the log masses outside of the regions of these levels."""
 
-    def log_inside(
-        self, levels: Floats, delta: float, wanted: NDArray[np.bool_], nodes: int, /
-    ) -> Floats:
+    def log_inside(self, levels: Floats, delta: float, wanted: NDArray[np.bool_], /) -> Floats:
         """Return the log masses inside of the regions of these levels."""
 
 
 def log_likelihood(
-    attacks: AttackMasses,
-    levels: Floats,
-    delta: float,
-    support: Support,
-    strengths: int,
-    nodes: int,
+    attacks: AttackMasses, levels: Floats, delta: float, support: Support, strengths: int
 ) -> Floats:
     """Return the log likelihood at eps = ``levels[k]`` and s eps = ``levels[j]``.
 
@@ -200,19 +180,18 @@ def log_likelihood(
         delta: Delta in [0, 1).
         support: Where the likelihood is needed.
         strengths: Number of strengths in the table of the inner region's masses.
-        nodes: Number of nodes of the integrals.
 
     Returns:
         The log likelihood, ``[levels, levels]``.
     """
     first = max(int(np.searchsorted(levels, support.epsilon)), 1)
     inner = levels[: int(np.searchsorted(levels, support.inner, side="right"))]
-    outside = attacks.log_outside(levels[first:], delta, nodes)
+    outside = attacks.log_outside(levels[first:], delta)
     far = np.any(outside > _FAR, axis=1)
-    inside = attacks.log_inside(levels[first:], delta, far, nodes)
+    inside = attacks.log_inside(levels[first:], delta, far)
     grid = _lobatto(strengths if delta > 0 else 1)
-    inner_outside = np.stack([attacks.log_outside(inner, s * delta, nodes) for s in grid])
-    inner_inside = np.stack([attacks.log_inside(inner, s * delta, far, nodes) for s in grid])
+    inner_outside = np.stack([attacks.log_outside(inner, s * delta) for s in grid])
+    inner_inside = np.stack([attacks.log_inside(inner, s * delta, far) for s in grid])
 
     k, j = np.tril_indices(levels.size, -1)
     used = (k >= first) & (j < inner.size)
@@ -221,11 +200,11 @@ def log_likelihood(
     basis = _lagrange(grid, strength)
     area = log_difference(log_area(levels[j], delta * strength), log_area(levels[k], delta))
     values = np.zeros(k.size)
-    for i in range(attacks.size):
+    for i, times in enumerate(attacks.times):
         out = np.einsum("pm,mp->p", basis, inner_outside[:, i, j])
         into = np.einsum("pm,mp->p", basis, inner_inside[:, i, j])
         ring = log_ring((out, into), (outside[i, k - first], inside[i, k - first]))
-        values += attacks.times[i] * (ring - area)
+        values += times * (ring - area)
     result = np.full((levels.size, levels.size), -np.inf)
     result[k, j] = values
     _extrapolate_diagonal(result, levels)
@@ -295,8 +274,7 @@ def _lagrange(nodes: Floats, at: Floats) -> Floats:
     hit = distance == 0
     terms = weight / np.where(hit, 1.0, distance)
     terms = np.where(np.any(hit, axis=1, keepdims=True), hit, terms)
-    result: Floats = terms / np.sum(terms, axis=1, keepdims=True)
-    return result
+    return np.asarray(terms / np.sum(terms, axis=1, keepdims=True))
 
 
 # --- Validation of arguments for the posterior of epsilon and of the attacks' strength.
@@ -349,9 +327,7 @@ def attack_vector(counts: ConfusionCounts) -> ConfusionCounts:
             f"counts have shape {counts.shape}, must be a vector of at least one attack; "
             "pass the error counts of every attack, one row each"
         )
-    return ConfusionCounts(
-        *(np.atleast_1d(v) for v in (counts.fn, counts.tp, counts.fp, counts.tn))
-    )
+    return ConfusionCounts(*map(np.atleast_1d, counts.cells))
 
 
 def strength_prior(shapes: tuple[float, float]) -> LogDensity:
@@ -484,10 +460,9 @@ def changes(points: Floats, density: Floats) -> Floats:
     width = np.diff(points)
     mass = width * (root[1:] + root[:-1])
     step = np.abs(np.diff(root))
-    result: Floats = (
+    return np.asarray(
         mass / np.sum(mass) + step / np.max(root) + 0.02 * width / (points[-1] - points[0])
     )
-    return result
 
 
 def equidistributed(points: Floats, parts: Floats, size: int) -> Floats:
@@ -617,22 +592,20 @@ def attack_strength_posterior(
     log_strength = strength_prior(strength_shapes)
     strengths = strengths_for(attacks, delta)
 
+    coarse = replace(attacks, nodes=_SEARCH_NODES)
+
     def density(levels: Floats, support: Support) -> Floats:
-        values = log_likelihood(attacks, levels, delta, support, 2, _SEARCH_NODES)
+        values = log_likelihood(coarse, levels, delta, support, 2)
         return joint_density(levels, values, variance, log_strength)
 
     largest = largest_epsilon(attacks, variance)
     levels, support = searched(density, largest, _SEARCH_ROUNDS, _SEARCH_LEVELS, _LEVELS)
-    values = log_likelihood(attacks, levels, delta, support, strengths, NODES)
+    values = log_likelihood(attacks, levels, delta, support, strengths)
     return StrengthPosterior(levels, joint_density(levels, values, variance, log_strength))
 
 
 def epsilon_posterior_at_strength(
-    counts: ConfusionCounts,
-    delta: float,
-    strength: float,
-    *,
-    epsilon_variance: float = 10.0,
+    counts: ConfusionCounts, delta: float, strength: float, *, epsilon_variance: float = 10.0
 ) -> GridDistribution:
     """Return the posterior of epsilon for attacks of a known strength.
 

@@ -13,6 +13,7 @@ from lightning_audit import _validate
 from lightning_audit._validate import shown
 from lightning_audit.stats._arguments import (
     Floats,
+    bisection,
     each,
     like_input,
     significance_level,
@@ -204,9 +205,6 @@ def katz_log_lower(
 #: best after few guesses, a large one after many. Averaging costs at most log 3 of the best one.
 CONCENTRATIONS = np.array([3.0, 30.0, 300.0])
 
-# Halvings of an interval of at most one: to double precision near one.
-_HALVINGS = 60
-
 
 def error_rate_log_e(
     errors: int | NDArray[Any], trials: int | NDArray[Any], rate: float | NDArray[Any]
@@ -302,15 +300,15 @@ def error_rate_confidence_sequence(
     level = _validate.open_unit(
         "significance", significance, "it is the probability with which a limit may fail"
     )
-    low, high = np.where(n > 0, k / np.maximum(n, 1.0), 1.0), np.ones(k.shape)
-    for _ in range(_HALVINGS):
-        middle = 0.5 * (low + high)
+
+    def is_kept(rate: Floats) -> Any:
         # At the ends of the interval the rate itself may round to zero or one.
-        inside = (middle > 0) & (middle < 1)
-        log_e = _log_e(k, n, np.where(inside, middle, 0.5))
-        rejected = inside & (log_e >= -np.log(level))
-        low, high = np.where(rejected, low, middle), np.where(rejected, middle, high)
-    return like_input(high)
+        inside = (rate > 0) & (rate < 1)
+        log_e = _log_e(k, n, np.where(inside, rate, 0.5))
+        return ~(inside & (log_e >= -np.log(level)))
+
+    observed = np.where(n > 0, k / np.maximum(n, 1.0), 1.0)
+    return like_input(bisection(is_kept, observed, np.ones(k.shape))[1])
 
 
 def _log_e(k: Floats, n: Floats, e: Floats) -> Floats:

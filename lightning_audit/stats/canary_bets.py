@@ -433,10 +433,7 @@ class LeakageBet:
         return np.asarray(growth + np.log(significance * self._plan.shares))
 
     def ratios(
-        self,
-        significance: float,
-        looks: Sequence[tuple[int, Floats]],
-        claims: Sequence[Claim],
+        self, significance: float, looks: Sequence[tuple[int, Floats]], claims: Sequence[Claim]
     ) -> list[Floats]:
         """Return the largest ratio proved at each look; 0 for none.
 
@@ -469,10 +466,7 @@ class LeakageBet:
         return np.log1p(stakes * self._fair * most[self._plan.places])
 
     def proved(
-        self,
-        significance: float,
-        growth: Floats,
-        claims: Sequence[Claim],
+        self, significance: float, growth: Floats, claims: Sequence[Claim]
     ) -> list[LeastLogs]:
         """Return what each bet proves about all these steps; arguments as in `ratios`."""
         plan = self._new_plan()

@@ -34,7 +34,6 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -109,7 +108,6 @@ class CorrelatedMasses:
     density: bool = False
     cells: int = CELLS
     _tables: dict[float, Floats] = field(default_factory=dict)
-    _densities: list[tuple[_Cells, Floats]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         found = [self._density(*pair) for pair in zip(self.errors, self.trials, strict=True)]
@@ -118,9 +116,9 @@ class CorrelatedMasses:
         self.log_totals = np.stack([total for *_, total in found], axis=1)
 
     def log_likelihoods(self, delta: float, support: Support, strengths: int) -> list[Floats]:
-        """Return log likelihoods ``[levels, levels]`` by node; see `_strength.log_likelihood`."""
+        """Return log likelihoods ``[levels, levels]`` by node; see `log_likelihood`."""
         return [
-            log_likelihood(_AtNode(self, k), self.levels, delta, support, strengths, 0)
+            log_likelihood(_AtNode(self, k), self.levels, delta, support, strengths)
             + np.sum(self.log_totals[k])
             for k in range(self.correlations.inflation.size)
         ]
@@ -180,19 +178,13 @@ class _AtNode:
     node: int
 
     @property
-    def size(self) -> int:
-        return len(self.masses.errors)
-
-    @property
     def times(self) -> Counts:
-        return np.ones(self.size, dtype=np.int64)
+        return np.ones(len(self.masses.errors), dtype=np.int64)
 
-    def log_outside(self, levels: Floats, delta: float, nodes: int) -> Floats:
+    def log_outside(self, levels: Floats, delta: float) -> Floats:
         return log_mass(self._table(levels, delta))
 
-    def log_inside(
-        self, levels: Floats, delta: float, wanted: NDArray[np.bool_], nodes: int
-    ) -> Floats:
+    def log_inside(self, levels: Floats, delta: float, wanted: NDArray[np.bool_]) -> Floats:
         inside: Floats = log_mass(1.0 - self._table(levels, delta))
         inside[~wanted] = 0.0
         return inside
@@ -374,34 +366,19 @@ def correlated_attack_posterior(
     tau_std = _validate.positive("tau_std", tau_std, "0.01 is the published choice")
     variance = prior_variance(epsilon_variance)
     log_strength = strength_prior(strength_shapes)
+    extremes = _validate.one_of("extreme_counts", extreme_counts, get_args(_ExtremeCounts))
+    attacks = Attacks.of(vector)
+    strengths = strengths_for(attacks, delta)
+    errors = np.stack([vector.fp, vector.fn], axis=1)
+    trials = np.stack([vector.n_out, vector.n_in], axis=1)
 
     def points_of(nodes: tuple[int, int]) -> Correlations:
         return _nodes(m, tau_std, nodes) if correlation is None else _known(m, correlation)
 
-    density = (
-        _validate.one_of("extreme_counts", extreme_counts, get_args(_ExtremeCounts)) == "density"
-    )
-    return _posterior(vector, delta, m, density, points_of, variance, log_strength)
-
-
-def _posterior(
-    counts: ConfusionCounts,
-    delta: float,
-    m: int,
-    density: bool,
-    points_of: Callable[[tuple[int, int]], Correlations],
-    variance: float,
-    log_strength: LogDensity,
-) -> CorrelatedPosterior:
-    attacks = Attacks.of(counts)
-    strengths = strengths_for(attacks, delta)
-    errors = np.stack([counts.fp, counts.fn], axis=1)
-    trials = np.stack([counts.n_out, counts.n_in], axis=1)
-
     def average(levels: Floats, support: Support, nodes: tuple[int, int]) -> tuple[Floats, Floats]:
         """Return the density averaged over the correlations, and the share of each node."""
         points = points_of(nodes)
-        masses = CorrelatedMasses(errors, trials, points, levels, density)
+        masses = CorrelatedMasses(errors, trials, points, levels, extremes == "density")
         logs = masses.log_likelihoods(delta, support, strengths if nodes is _MANY else 2)
         return _averaged(levels, logs, points.log_weight, variance, log_strength)
 
@@ -463,8 +440,7 @@ def pooled_attacks(counts: ConfusionCounts, groups: ArrayLike) -> tuple[Confusio
     def pooled(values: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.bincount(group, values).astype(np.int64)
 
-    sums = (pooled(v) for v in (vector.fn, vector.tp, vector.fp, vector.tn))
-    return ConfusionCounts(*sums), challenges.pop()
+    return ConfusionCounts(*map(pooled, vector.cells)), challenges.pop()
 
 
 def _cluster_of(counts: ConfusionCounts, cluster: Any) -> int:

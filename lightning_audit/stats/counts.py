@@ -363,8 +363,7 @@ def mu_clopper_pearson(counts: ConfusionCounts, significance: float) -> float | 
         2023, arXiv:2302.07956, equation 12.
     """
     level = significance_level(significance) / 2
-    fnr = np.asarray(clopper_pearson_upper(counts.fn, counts.n_in, level))
-    fpr = np.asarray(clopper_pearson_upper(counts.fp, counts.n_out, level))
+    fnr, fpr = _limits(counts, level, clopper_pearson_upper)
     return like_input(np.maximum(-scipy.special.ndtri(fnr) - scipy.special.ndtri(fpr), 0.0))
 
 
@@ -499,8 +498,7 @@ def subsampled_epsilon_clopper_pearson(
     q = _validate.rate("sample_rate", sample_rate)
     at = _validate.open_unit("delta", delta)
     level = significance_level(significance) / 2
-    fnr = np.float64(clopper_pearson_upper(counts.fn, counts.n_in, level))
-    fpr = np.float64(clopper_pearson_upper(counts.fp, counts.n_out, level))
+    fnr, fpr = map(np.float64, _limits(counts, level, clopper_pearson_upper))
     missed = q * fnr + (1.0 - q) * (1.0 - fpr)
     # No limit is zero: each is at least that of no error in finitely many guesses.
     gains = 1.0 - q + (q * (1.0 - fnr) - at) / fpr, (1.0 - at - fpr) / missed

@@ -100,14 +100,11 @@ class AlikeBet:
         neighbours = at_distance(n, 1)
         found = [(*neighbours, 1.0), (*neighbours, -1.0)]
         self.distance = self.mirror = 0
-        for kind in range(2 if self._shown.size else 0):
-            shown = self._shown[kind]
-            place = int(np.argmax(np.abs(shown)))
-            if kind == 0:
-                self.distance, pairs = place, at_distance(n, place)
-            else:
-                self.mirror, pairs = place, mirrored(n, place)
-            found.append((*pairs, float(np.sign(shown[place]))))
+        if self._shown.size:
+            apart, about = self._shown
+            self.distance, self.mirror = (int(np.argmax(np.abs(x))) for x in (apart, about))
+            found.append((*at_distance(n, self.distance), float(np.sign(apart[self.distance]))))
+            found.append((*mirrored(n, self.mirror), float(np.sign(about[self.mirror]))))
         return found
 
     def _look(self, noise: Floats) -> None:
@@ -226,14 +223,7 @@ def inverse_response(coefficients: Sequence[float], steps: int) -> Floats:
         >>> inverse_response((1.0, -0.5), 4).tolist()
         [1.0, 0.5, 0.25, 0.125]
     """
-    c = np.asarray(coefficients, dtype=np.float64)
-    later = c[:0:-1]  # the coefficient of the oldest draw first
-    found = np.zeros(len(later) + steps)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for t in range(steps):
-            unit = 1.0 if t == 0 else 0.0
-            found[len(later) + t] = (unit - later @ found[t : t + len(later)]) / c[0]
-    return np.asarray(found[len(later) :])
+    return np.asarray(scipy.signal.lfilter([1.0], coefficients, scipy.signal.unit_impulse(steps)))
 
 
 def is_recoverable(coefficients: Sequence[float]) -> bool:
@@ -462,13 +452,13 @@ class LagSigns:
         lags: Number of lags.
     """
 
-    def __init__(self, lags: int = LAGS) -> None:
+    def __init__(self) -> None:
         #: Signs at each lag, ``[lags, 2, 2]``; see `lag_sign_log_e`.
-        self.counts: NDArray[np.int64] = np.zeros((lags, 2, 2), dtype=np.int64)
+        self.counts: NDArray[np.int64] = np.zeros((LAGS, 2, 2), dtype=np.int64)
         #: Whether entries of the latest steps were above zero, and below, ``[lags, 2, n]``, and
         #: the numbers of these steps.
-        self._past = np.zeros((lags, 2, 0), dtype=np.float32)
-        self._steps = np.full(lags, -1, dtype=np.int64)
+        self._past = np.zeros((LAGS, 2, 0), dtype=np.float32)
+        self._steps = np.full(LAGS, -1, dtype=np.int64)
         self._seen = 0
 
     def update(self, noise: Floats, step: int) -> None:
@@ -478,15 +468,14 @@ class LagSigns:
             noise: In units of its claimed standard deviation, ``[n]``, the same n at every step.
             step: Its number, larger than those before; steps may be left out.
         """
-        lags = len(self.counts)
         if self._past.shape[2] != len(noise):
-            self._past = np.zeros((lags, 2, len(noise)), dtype=np.float32)
+            self._past = np.zeros((LAGS, 2, len(noise)), dtype=np.float32)
             self._steps[:] = -1
         signs = np.stack([noise > _ROUNDING, noise < -_ROUNDING]).astype(np.float32)
         apart = step - self._steps
-        known = (self._steps >= 0) & (apart <= lags)
+        known = (self._steps >= 0) & (apart <= LAGS)
         self.counts[apart[known] - 1] += (self._past[known] @ signs.T).astype(np.int64)
-        at = self._seen % lags
+        at = self._seen % LAGS
         self._past[at], self._steps[at] = signs, step
         self._seen += 1
 

@@ -56,7 +56,7 @@ from lightning_audit.stats._arguments import (
     least_nonnegative,
     non_negative,
 )
-from lightning_audit.stats.tradeoff import LOG_SQRT_2PI, gaussian_delta, mills
+from lightning_audit.stats.tradeoff import LOG_SQRT_2PI, gaussian_delta, hull_of_few, mills
 
 # --- Hockey-stick divergence of two Gaussians of any variances, and the epsilon of the pair.
 
@@ -263,18 +263,9 @@ class HockeySticks:
     def _hull(self) -> tuple[Floats, Floats]:
         """Corners of the upper hull of G over ``mu^2``, at the points of a grid."""
         square, height = _GRID**2, np.concatenate([[0.0], self._sum(_GRID[1:])])
-        kept: list[int] = []
-        for i in range(len(square)):
-            while len(kept) > 1 and _is_below(square, height, kept[-2], kept[-1], i):
-                kept.pop()
-            kept.append(i)
+        # The upper hull is the lower hull of -G.
+        kept = hull_of_few(square.tolist(), (-height).tolist())
         return square[kept], height[kept]
-
-
-def _is_below(x: Floats, y: Floats, first: int, middle: int, last: int) -> bool:
-    """Return whether the middle of three points is on or below the line through the others."""
-    rise, run = y[last] - y[first], x[last] - x[first]
-    return bool((y[middle] - y[first]) * run <= rise * (x[middle] - x[first]))
 
 
 @lru_cache(maxsize=256)

@@ -21,9 +21,10 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
@@ -190,11 +191,12 @@ def fit_both(
 
 def kolmogorov_smirnov(values: Floats, fitted: GaussianMixture) -> tuple[float, float]:
     """Return the distance between values and their fit, and its p-value for a known fit."""
-    n = len(values)
-    cdf = np.exp(fitted.logcdf(np.sort(values)))
-    steps = np.arange(n + 1) / n
-    distance = float(max(np.max(steps[1:] - cdf), np.max(cdf - steps[:-1])))
-    return distance, float(special.kolmogorov(math.sqrt(n) * distance))
+
+    def cdf(x: Any) -> Any:
+        return np.exp(fitted.logcdf(x))
+
+    found = scipy.stats.ks_1samp(values, cdf, method="asymp")
+    return float(found.statistic), float(found.pvalue)
 
 
 def _expectation_maximization(values: Floats, components: int) -> GaussianMixture:
@@ -242,12 +244,7 @@ Ints = NDArray[np.int64]
 
 #: Which side has too many losses on which side of the threshold.
 Inequality = Literal["train_below", "population_below", "population_above", "train_above"]
-INEQUALITIES: tuple[Inequality, ...] = (
-    "train_below",
-    "population_below",
-    "population_above",
-    "train_above",
-)
+INEQUALITIES: tuple[Inequality, ...] = get_args(Inequality)
 
 #: Function of thresholds that returns the logarithms of TPR, FPR, FNR and TNR.
 LogRates = Callable[[Floats], tuple[Floats, Floats, Floats, Floats]]
@@ -418,10 +415,6 @@ class RankedLosses:
         ends = np.flatnonzero(np.append(pooled[1:] != pooled[:-1], True))
         return cls((order < len(train)).astype(np.int8), ends, pooled[ends])
 
-    def dealt(self, rng: np.random.Generator) -> RankedLosses:
-        """Return the same losses, assigned to sides of the same sizes at random."""
-        return dataclasses.replace(self, is_train=rng.permutation(self.is_train))
-
     def epsilon_star(self, delta: float, clip: float) -> EpsilonStar:
         """Return Epsilon* over all thresholds; ties go to the first inequality and threshold."""
         up_to = np.cumsum(self.is_train, dtype=np.int64)
@@ -438,16 +431,9 @@ class RankedLosses:
         tpr, fnr = int(tp[at]) / n, (n - int(tp[at])) / n
         fpr, tnr = int(fp[at]) / m, (m - int(fp[at])) / m
         denominator, size = ((fpr, m), (tpr, n), (fnr, n), (tnr, m))[i]
-        return EpsilonStar(
-            value=math.log(ratio),
-            threshold=float(self.thresholds[at]),
-            fpr=fpr,
-            fnr=fnr,
-            inequality=INEQUALITIES[i],
-            at_clip=denominator <= max(clip, 1 / size),
-            delta=delta,
-            clip=clip,
-        )
+        value, threshold = math.log(ratio), float(self.thresholds[at])
+        at_clip = denominator <= max(clip, 1 / size)
+        return EpsilonStar(value, threshold, fpr, fnr, INEQUALITIES[i], at_clip, delta, clip)
 
 
 def sorted_losses(name: str, losses: ArrayLike) -> Floats:
@@ -532,6 +518,13 @@ class Parametric:
 Method = Empirical | Parametric
 
 
+def checked_method(method: Any) -> Method:
+    """Return a method; raise a TypeError if it is none."""
+    if not isinstance(method, Method):
+        raise TypeError(f"method={method!r} must be Empirical(...) or Parametric(...).")
+    return method
+
+
 def epsilon_star(
     losses_train: ArrayLike, losses_population: ArrayLike, delta: float, method: Method
 ) -> EpsilonStar:
@@ -578,28 +571,29 @@ def epsilon_star(
         Negoescu et al., "Epsilon*: privacy metric for machine learning models", PPAI 2024,
         arXiv:2307.11280, definition 2, theorem 3, section 3.1 and appendix B.
     """
-    train = sorted_losses("losses_train", losses_train)
-    population = sorted_losses("losses_population", losses_population)
-    small = delta_or_zero(delta)
-    match method:
-        case Empirical():
-            return RankedLosses.of(train, population).epsilon_star(small, method.clip)
-        case Parametric():
-            return _of_fits(train, population, small, method)
-    raise TypeError(f"method={method!r} must be Empirical(...) or Parametric(...).")
-
-
-def _of_fits(train: Floats, population: Floats, delta: float, method: Parametric) -> EpsilonStar:
+    train, population, small = _checked(losses_train, losses_population, delta, method)
+    if isinstance(method, Empirical):
+        return RankedLosses.of(train, population).epsilon_star(small, method.clip)
     scale = LogitScale.of(np.concatenate([train, population]))
     sides = scale.forward(train), scale.forward(population)
     fits = fit_both(*sides, method.components)
-    found = epsilon_star_of_distributions(*fits, delta, clip=method.clip)
+    found = epsilon_star_of_distributions(*fits, small, clip=method.clip)
     (ks_train, p_train), (ks_population, p_population) = (
         kolmogorov_smirnov(side, fitted) for side, fitted in zip(sides, fits, strict=True)
     )
     quality = FitQuality(ks_train, ks_population, p_train, p_population)
     at = None if found.threshold is None else scale.backward(found.threshold)
     return dataclasses.replace(found, threshold=at, fit=quality)
+
+
+def _checked(
+    losses_train: ArrayLike, losses_population: ArrayLike, delta: float, method: Method
+) -> tuple[Floats, Floats, float]:
+    train = sorted_losses("losses_train", losses_train)
+    population = sorted_losses("losses_population", losses_population)
+    small = delta_or_zero(delta)
+    checked_method(method)
+    return train, population, small
 
 
 def epsilon_star_of_distributions(
@@ -719,16 +713,17 @@ def epsilon_star_null(
     _validate.positive_int("permutations", permutations, "999 are usual")
     if not isinstance(rng, np.random.Generator):
         raise TypeError(f"rng={rng!r} must be a numpy.random.Generator; use default_rng(seed).")
-    train = sorted_losses("losses_train", losses_train)
-    population = sorted_losses("losses_population", losses_population)
-    small = delta_or_zero(delta)
-    match method:
-        case Empirical():
-            value, dealt = _empirical(train, population, small, method, rng)
-        case Parametric():
-            value, dealt = _parametric(train, population, small, method, rng)
-        case _:
-            raise TypeError(f"method={method!r} must be Empirical(...) or Parametric(...).")
+    train, population, small = _checked(losses_train, losses_population, delta, method)
+    sides, value_of = _sides_and_value(train, population, small, method)
+
+    def dealt() -> float:
+        try:
+            return value_of(rng.permutation(sides))
+        except ValueError:
+            # A side of equal losses has no fit. Counted as the largest, the p-value stays valid.
+            return math.inf
+
+    value = value_of(sides)
     values = np.array([dealt() for _ in range(permutations)])
     # The same sides in another order may differ by a rounding error.
     as_large = int(np.count_nonzero(values >= value * (1 - 1e-9)))
@@ -736,33 +731,25 @@ def epsilon_star_null(
     return PermutationNull(value, (1 + as_large) / (1 + permutations), median, high, permutations)
 
 
-def _empirical(
-    train: Floats, population: Floats, delta: float, method: Empirical, rng: np.random.Generator
-) -> tuple[float, Callable[[], float]]:
-    """Return the value, and a function that returns that of randomly assigned sides."""
-    ranked = RankedLosses.of(train, population)
-    value = ranked.epsilon_star(delta, method.clip).value
-    return value, lambda: ranked.dealt(rng).epsilon_star(delta, method.clip).value
+def _sides_and_value(
+    train: Floats, population: Floats, delta: float, method: Method
+) -> tuple[NDArray[Any], Callable[[NDArray[Any]], float]]:
+    """Return what a permutation assigns to the two sides, and Epsilon* as a function of it."""
+    if isinstance(method, Empirical):
+        ranked = RankedLosses.of(train, population)
 
+        def of_ranks(is_train: NDArray[Any]) -> float:
+            dealt = dataclasses.replace(ranked, is_train=is_train)
+            return dealt.epsilon_star(delta, method.clip).value
 
-def _parametric(
-    train: Floats, population: Floats, delta: float, method: Parametric, rng: np.random.Generator
-) -> tuple[float, Callable[[], float]]:
+        return ranked.is_train, of_ranks
     pooled = np.concatenate([train, population])
-    pooled = LogitScale.of(pooled).forward(pooled)
 
-    def value_of(losses: Floats) -> float:
+    def of_losses(losses: NDArray[Any]) -> float:
         fits = fit_both(losses[: len(train)], losses[len(train) :], method.components)
         return epsilon_star_of_distributions(*fits, delta, clip=method.clip).value
 
-    def dealt() -> float:
-        try:
-            return value_of(rng.permutation(pooled))
-        except ValueError:
-            # A side of equal losses has no fit. Counted as the largest, the p-value stays valid.
-            return math.inf
-
-    return value_of(pooled), dealt
+    return LogitScale.of(pooled).forward(pooled), of_losses
 
 
 # --- Pareto front of several models: those that no other model beats.

@@ -108,35 +108,24 @@ def mu_noncentral_t(
     """
     advice = "it is the probability with which the limit may fail"
     level = _validate.open_unit("significance", significance, advice)
-    n1, n0, d, ss = _statistics(n_in, n_out, difference, sum_squares)
-    enough = (n1 > 0) & (n0 > 0) & (n1 + n0 > 2)
-    limit = np.zeros(d.shape)
-    n1, n0, d, ss = (values[enough] for values in (n1, n0, d, ss))
-    freedom, weight = n1 + n0 - 2.0, n1 * n0 / (n1 + n0)
-    t = np.sqrt(weight) * d / np.sqrt(ss / freedom)
-    limit[enough] = noncentrality_lower(t, freedom, level) / np.sqrt(weight)
-    return like_input(limit)
-
-
-def _statistics(
-    n_in: int | NDArray[Any],
-    n_out: int | NDArray[Any],
-    difference: float | NDArray[Any],
-    sum_squares: float | NDArray[Any],
-) -> tuple[Floats, ...]:
-    """Return the arguments of `mu_noncentral_t`, validated and of one shape."""
     n1, n0, d, ss = np.broadcast_arrays(
         _numbers("n_in", n_in),
         _numbers("n_out", n_out),
         each(finite_number, "difference", difference),
         each(_validate.non_negative, "sum_squares", sum_squares),
     )
-    if np.any((n1 > 0) & (n0 > 0) & (n1 + n0 > 2) & (ss == 0)):
+    enough = (n1 > 0) & (n0 > 0) & (n1 + n0 > 2)
+    if np.any(enough & (ss == 0)):
         raise ValueError(
             "sum_squares=0.0 must be > 0 for more than two observations; constant "
             "readings have no Gaussian noise, and give no limit on mu."
         )
-    return n1, n0, d, ss
+    limit = np.zeros(d.shape)
+    n1, n0, d, ss = (values[enough] for values in (n1, n0, d, ss))
+    freedom, weight = n1 + n0 - 2.0, n1 * n0 / (n1 + n0)
+    t = np.sqrt(weight) * d / np.sqrt(ss / freedom)
+    limit[enough] = noncentrality_lower(t, freedom, level) / np.sqrt(weight)
+    return like_input(limit)
 
 
 def mu_noncentral_t_from_scores(

@@ -207,10 +207,7 @@ def tpr_at_fpr_lower(
 
 
 def tradeoff_upper(
-    scores_in: ArrayLike,
-    scores_out: ArrayLike,
-    significance: float,
-    band: Band = "berk_jones",
+    scores_in: ArrayLike, scores_out: ArrayLike, significance: float, band: Band = "berk_jones"
 ) -> PiecewiseTradeoff:
     """Return a trade-off function that is nowhere below that of the mechanism.
 
@@ -325,8 +322,7 @@ def normal_ratio_p_value(
     )
     outside = special.ndtr(low) + special.ndtr(-high)
     one_sided = np.where(shift == 0, 1.0, special.ndtr(-np.sign(shift) * z))
-    result: Floats = np.select([scale < 1, scale > 1], [between, outside], one_sided)
-    return result
+    return np.asarray(np.select([scale < 1, scale > 1], [between, outside], one_sided))
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
 
-from lightning_audit.stats._arguments import Floats
+from lightning_audit.stats._arguments import Floats, bisection
 from lightning_audit.stats.sequential import PredictableCentre, log_mean_exp
 
 # --- E-values and limits for the size of the noise, from a sum of squares.
@@ -206,15 +206,13 @@ def limits_of_each(
     n, s = np.asarray(count, dtype=np.float64), np.asarray(sum_squares, dtype=np.float64)
     level = np.log(len(n) / significance)
 
-    def rejected(log_scale: Floats, tau: Floats) -> NDArray[np.bool_]:
-        return np.asarray(_scale_log_e(n, s * np.exp(-2.0 * log_scale), tau) >= level)
-
     def limit(tau: Floats, *, above: bool) -> Floats:
-        low, high = (np.full(len(n), math.log(end)) for end in (_SMALLEST, _LARGEST))
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2.0
-            up = rejected(middle, tau) != above  # the limit is above the middle
-            low, high = np.where(up, middle, low), np.where(up, high, middle)
+        def is_below(log_scale: Floats) -> NDArray[np.bool_]:
+            rejected = _scale_log_e(n, s * np.exp(-2.0 * log_scale), tau) >= level
+            return np.asarray(rejected != above)
+
+        start, end = (np.full(len(n), math.log(scale)) for scale in (_SMALLEST, _LARGEST))
+        low, high = bisection(is_below, start, end, _HALVINGS)
         return np.asarray(np.exp(high if above else low))
 
     upper, lower = limit(NOISE_PRECISIONS, above=True), limit(1.0 / NOISE_PRECISIONS, above=False)

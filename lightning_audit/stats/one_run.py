@@ -319,18 +319,9 @@ def epsilon_one_run(
     """
     v, r, m = whole_guesses(correct, guesses, canaries)
     d, level = delta_or_zero(delta), _validate.open_unit("significance", significance, _ADVICE)
-
-    def excess(epsilon: float) -> float:
-        return _p_value(v, r, m, epsilon, d) - level
-
-    if v == 0 or excess(0.0) >= 0:
-        return 0.0
-    high = 1.0
-    while excess(high) < 0:
-        high *= 2.0
     # A claim implies every larger one, and each is rejected for enough correct guesses: a bound at
     # any crossing fails no more often than the largest claim below it is rejected.
-    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-12, rtol=1e-13))
+    return _lower(v, lambda epsilon: level - _p_value(v, r, m, epsilon, d), rtol=1e-13)
 
 
 def _p_value(v: int, r: int, m: int, epsilon: float, delta: float) -> float:
@@ -423,7 +414,7 @@ def mu_one_run(correct: int, guesses: int, canaries: int, significance: float) -
         >>> round(mu_one_run(900, 1000, 1000, significance=0.05), 4)
         0.8804
     """
-    return _lower(correct, guesses, canaries, _gaussian, significance)
+    return _lower_fdp(correct, guesses, canaries, _gaussian, significance)
 
 
 def epsilon_one_run_fdp(
@@ -463,7 +454,7 @@ def epsilon_one_run_fdp(
         grown, shrunk, rest = math.exp(epsilon), math.exp(-epsilon), 1.0 - d
         return lambda x: max(rest - grown * (1.0 - x), shrunk * (x - d), 0.0)
 
-    return _lower(correct, guesses, canaries, least, significance)
+    return _lower_fdp(correct, guesses, canaries, least, significance)
 
 
 def _least_of(tradeoff: TradeoffFunction) -> _Least:
@@ -478,31 +469,23 @@ def _gaussian(mu: float) -> _Least:
     return lambda x: 0.5 * erfc((mu - inverse(x)) * _SQRT_HALF)
 
 
-def _lower(
-    correct: int,
-    guesses: int,
-    canaries: int,
-    least: Callable[[float], _Least],
-    significance: float,
+def _lower_fdp(
+    correct: int, guesses: int, canaries: int, least: Callable[[float], _Least], significance: float
 ) -> float:
     """Return the smallest parameter under which ``correct`` guesses have the significance."""
     v, r, m = whole_guesses(correct, guesses, canaries)
     level = significance_level(significance)
+    return _lower(v, lambda parameter: _excess(v, r, m, level, least(parameter)), rtol=1e-12)
 
-    def excess(parameter: float) -> float:
-        return _excess(v, r, m, level, least(parameter))
 
+def _lower(v: int, excess: Callable[[float], float], rtol: float) -> float:
+    """Return the smallest parameter with v correct guesses at which an excess falls to zero."""
     if v == 0 or excess(0.0) <= 0:
         return 0.0
     high = 1.0
     while excess(high) > 0:
         high *= 2.0
-        if high > 2.0**60:
-            raise ValueError(
-                f"family must explain {v} correct guesses of {r} for some parameter up to 2^60; "
-                "give a family that tends to no privacy as its parameter grows."
-            )
-    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-12, rtol=1e-12))
+    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-12, rtol=rtol))
 
 
 def _excess(v: int, r: int, m: int, probability: float, least: _Least) -> float:

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import (
     Floats,
+    bisection,
     delta_or_zero,
     each,
     non_negative,
@@ -33,7 +34,6 @@ BET_STAKES: Floats = 0.99 * np.array([0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 
 
 # Type I error rates at which the slopes of a claim are evaluated, over its common error rate.
 _SLOPES_AT = (1.0, 0.6, 0.3, 0.1, 0.02)
-_HALVINGS = 60
 _FINE = 2000
 
 
@@ -127,11 +127,7 @@ def common_error_rate(claim: TradeoffFunction) -> float:
             f"claim={claim!r} is {ends} at alpha 0, 0.5 and 1, must be a trade-off function: "
             "between 0 and 1 - alpha, and not increasing."
         )
-    low, high = 0.0, 0.5
-    for _ in range(_HALVINGS):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if float(claim(middle)) > middle else (low, middle)
-    return low
+    return float(bisection(lambda alpha: float(claim(alpha)) > alpha, 0.0, 0.5)[0])
 
 
 class TradeoffBet:
@@ -241,12 +237,7 @@ class TradeoffBet:
         goal = math.log(parts * 2 * len(self.log_slopes) * len(BET_STAKES) / significance)
         if self._growth(0.0) * self.pairs < goal:
             return -1.0
-        low, high = 0.0, 0.5
-        for _ in range(_HALVINGS):
-            middle = 0.5 * (low + high)
-            enough = self._growth(middle) * self.pairs >= goal
-            low, high = (middle, high) if enough else (low, middle)
-        return low
+        return float(bisection(lambda rate: self._growth(rate) * self.pairs >= goal, 0.0, 0.5)[0])
 
     def _growth(self, rate: float) -> float:
         """Return the mean growth of the log wealth per pair, at the best slope and stake."""

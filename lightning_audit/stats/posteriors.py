@@ -65,10 +65,7 @@ _LARGEST_EPSILON = 700.0
 _LARGEST_MU = 75.0
 
 
-@lru_cache(maxsize=8)
-def _legendre(nodes: int) -> tuple[Floats, Floats]:
-    x, w = np.polynomial.legendre.leggauss(nodes)
-    return x, w
+_legendre = lru_cache(maxsize=8)(np.polynomial.legendre.leggauss)
 
 
 @dataclass(frozen=True)
@@ -245,8 +242,7 @@ def _arccos_sqrt(square: Floats) -> Floats:
 def _logit_slope(probit: Floats) -> Floats:
     """Return the derivative of log(Phi / (1 - Phi)); in logs, since both tails may underflow."""
     tails = scipy.special.log_ndtr(probit) + scipy.special.log_ndtr(-probit)
-    result: Floats = np.exp(-0.5 * probit * probit - tails) / np.sqrt(2.0 * np.pi)
-    return result
+    return np.asarray(np.exp(-0.5 * probit * probit - tails) / np.sqrt(2.0 * np.pi))
 
 
 # --- Distribution function, quantiles and largest quantile of the smallest claim that holds.
@@ -534,10 +530,8 @@ class Posterior:
         """Return flat points, the posteriors there, and the broadcast shape."""
         points, counts = each(non_negative, "value", value), self.counts
         shape = np.broadcast_shapes(points.shape, counts.shape)
-        fn, tp, fp, tn = (
-            np.broadcast_to(v, shape).ravel() for v in (counts.fn, counts.tp, counts.fp, counts.tn)
-        )
-        rows = self._rows(ConfusionCounts(fn, tp, fp, tn), TAIL)
+        at_each = ConfusionCounts(*(np.broadcast_to(v, shape).ravel() for v in counts.cells))
+        rows = self._rows(at_each, TAIL)
         return np.broadcast_to(points, shape).ravel(), rows, shape
 
     def _rows(self, counts: ConfusionCounts, tail: float) -> ClaimPosterior:
@@ -548,10 +542,7 @@ class Posterior:
 
 def rates(counts: ConfusionCounts, prior: float, tail: float = TAIL) -> tuple[Beta, Beta]:
     """Return the posteriors of FNR and FPR, one row per threshold."""
-    fn, tp, fp, tn = (
-        np.asarray(value, dtype=np.float64).ravel() + prior
-        for value in (counts.fn, counts.tp, counts.fp, counts.tn)
-    )
+    fn, tp, fp, tn = (np.asarray(v, dtype=np.float64).ravel() + prior for v in counts.cells)
     return Beta.of(fn, tp, tail), Beta.of(fp, tn, tail)
 
 

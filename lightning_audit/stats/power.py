@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import scipy
@@ -209,16 +210,7 @@ def steps_needed(power: Callable[[int], float], target: float = 0.95, limit: int
         61
     """
     target = _validate.open_unit("target", target)
-    high = 1
-    while power(high) < target:
-        high *= 2
-        if high >= limit:
-            return limit
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if power(middle) < target else (low, middle)
-    return high
+    return _first(lambda steps: power(steps) >= target, limit - 1) or limit
 
 
 # --- Number of observations that a bound from counts needs to refute a false claim.
@@ -378,15 +370,11 @@ def further_guesses(errors: int, guesses: int, rate: float, significance: float)
         wrong = errors + math.ceil(share * more)
         return bool(error_rate_log_e(wrong, guesses + more, least) >= goal)
 
-    return _first(refutes)
+    return _first(refutes, MOST_GUESSES)
 
 
 def anytime_power(
-    guesses: int,
-    rate: float,
-    true_rate: float,
-    significance: float,
-    log_e: LogE = error_rate_log_e,
+    guesses: int, rate: float, true_rate: float, significance: float, log_e: LogE = error_rate_log_e
 ) -> float:
     """Return the probability that guesses of an attack refute the rate at a look after them.
 
@@ -412,12 +400,8 @@ def anytime_power(
     least, goal = _rate("rate", rate), -math.log(significance_level(significance))
     if not guesses or log_e(0, guesses, least) < goal:
         return 0.0
-    low, high = 0, guesses + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        refuted = bool(log_e(middle, guesses, least) >= goal)
-        low, high = (middle, high) if refuted else (low, middle)
-    return float(scipy.special.bdtr(low, guesses, true_rate)) if low < guesses else 1.0
+    kept = _first_between(lambda errors: log_e(errors, guesses, least) < goal, 0, guesses + 1)
+    return float(scipy.special.bdtr(kept - 1, guesses, true_rate)) if kept <= guesses else 1.0
 
 
 def guesses_for_anytime_power(
@@ -444,18 +428,28 @@ def guesses_for_anytime_power(
     wanted = _validate.open_unit("power", power, "such as 0.95")
     if true_rate >= _rate("rate", rate):
         return None
-    return _first(lambda n: anytime_power(n, rate, true_rate, significance, log_e) >= wanted)
+
+    def suffices(guesses: int) -> bool:
+        return anytime_power(guesses, rate, true_rate, significance, log_e) >= wanted
+
+    return _first(suffices, MOST_GUESSES)
 
 
-def _first(holds: Callable[[int], bool]) -> int | None:
-    """Return the smallest whole number >= 0 for which a condition holds, if it holds from there."""
-    if holds(0):
-        return 0
+def _first(holds: Callable[[int], bool], most: int) -> int | None:
+    """Return the smallest whole number >= 1 from which a condition holds; None if above ``most``.
+
+    A number above the largest power of two that is at most ``most`` counts as above it.
+    """
     low, high = 0, 1
     while not holds(high):
         low, high = high, 2 * high
-        if high > MOST_GUESSES:
+        if high > most:
             return None
+    return _first_between(holds, low, high)
+
+
+def _first_between(holds: Callable[[int], Any], low: int, high: int) -> int:
+    """Return the smallest number above ``low`` from which a condition holds, as at ``high``."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import Floats
+from lightning_audit.stats._arguments import Floats, bisection
 
 # --- Anytime-valid tests: e-processes that may be inspected after every step.
 
@@ -186,8 +186,6 @@ class SingleStepBet:
 #: Stakes over which `share_log_e` averages; an infinite one multiplies by the share itself.
 SHARE_STAKES: Floats = np.array([0.05, 0.2, 0.8, 3.0, 12.0, 50.0, np.inf])
 
-_HALVINGS = 60
-
 
 def share_log_e(right: ArrayLike, rate: float, stakes: ArrayLike = SHARE_STAKES) -> Floats:
     r"""Return the log e-values for "the share of wrong guesses of each training is at least e".
@@ -246,13 +244,12 @@ def share_error_upper(right: ArrayLike, significance: float) -> float:
     """
     shares = _shares(right)
     goal = -math.log(_validate.open_unit("significance", significance, "such as 0.05"))
-    low, high = 0.0, 1.0  # the e-value grows with the rate
-    for _ in range(_HALVINGS):
-        middle = 0.5 * (low + high)
-        total = np.sum(_growth(shares[:, None], SHARE_STAKES, 1.0 - middle), axis=0)
-        rejected = float(log_mean_exp(total)) >= goal
-        low, high = (low, middle) if rejected else (middle, high)
-    return high
+
+    def is_kept(rate: float) -> bool:  # the e-value grows with the rate
+        total = np.sum(_growth(shares[:, None], SHARE_STAKES, 1.0 - rate), axis=0)
+        return float(log_mean_exp(total)) < goal
+
+    return float(bisection(is_kept, 0.0, 1.0)[1])
 
 
 def log_e_of_whole_shares(errors: int, trainings: int, rate: float) -> Floats:

@@ -44,7 +44,6 @@ Whole = NDArray[np.int64]
 #: Function from counts to a bound for each.
 Values = Callable[[ConfusionCounts], Any]
 
-_NAMES = ("fn", "tp", "fp", "tn")
 # Up to this number of thresholds, evaluating all is cheaper than pruning; number of blocks with
 # which the search begins.
 _FEW, _BLOCKS = 1024, 256
@@ -73,8 +72,8 @@ class Stairs:
 
     @classmethod
     def of(cls, inside: Floats, outside: Floats, thresholds: Floats) -> Stairs:
-        """Count sorted scores at thresholds."""
-        fn, tn = (np.searchsorted(s, thresholds, side="right") for s in (inside, outside))
+        """Count scores at thresholds."""
+        fn, tn = (np.searchsorted(np.sort(s), thresholds, "right") for s in (inside, outside))
         return cls(thresholds, fn, tn, len(inside), len(outside))
 
     def counts(self, low: Any, high: Any) -> ConfusionCounts:
@@ -99,8 +98,8 @@ class Stairs:
 
     def without(self, part: Stairs, index: int) -> ConfusionCounts:
         """Return the counts at one threshold of the scores outside the part, ``[1]``."""
-        every, some = (stairs.counts([index], [index]) for stairs in (self, part))
-        return ConfusionCounts(*(getattr(every, k) - getattr(some, k) for k in _NAMES))
+        every, some = (stairs.counts([index], [index]).cells for stairs in (self, part))
+        return ConfusionCounts(*map(np.subtract, every, some))
 
     def first_like(self, index: int) -> int:
         """Return the smallest index with the same counts."""
@@ -126,16 +125,13 @@ def largest(stairs: Stairs, values: Values, *, monotone: bool) -> tuple[float, i
     found = _evaluated(values, stairs, tried, tried)
     best, value = int(tried[np.argmax(found)]), float(np.max(found))
     low, high = tried[:-1] + 1, tried[1:] - 1  # first and last index of each block
-    while True:
-        some = low <= high
+    while np.any(some := low <= high):
         low, high = low[some], high[some]
-        if not len(low):
-            return value, best
         limit = _evaluated(values, stairs, low, high)
         alive = (limit > value) | ((limit == value) & (low < best))
         low, high = low[alive], high[alive]
         if not len(low):
-            return value, best
+            break
         middle = (low + high) // 2
         found = _evaluated(values, stairs, middle, middle)
         i = int(np.argmax(found))
@@ -144,6 +140,7 @@ def largest(stairs: Stairs, values: Values, *, monotone: bool) -> tuple[float, i
         low, high = np.concatenate([low, middle + 1]), np.concatenate([middle - 1, high])
         order = np.argsort(low)
         low, high = low[order], high[order]
+    return value, best
 
 
 def _evaluated(values: Values, stairs: Stairs, low: Whole, high: Whole) -> Floats:
@@ -352,8 +349,15 @@ def _crossing(n: int, level: float) -> float:
 Label = Literal["fixed", "searched"]
 
 
+class _Choice:
+    """How a threshold is chosen: by a search with a valid bound, if a class states no other."""
+
+    label: ClassVar[Label] = "searched"
+    valid: ClassVar[bool] = True
+
+
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(_Choice):
     """One threshold, fixed before the scores are seen: it costs nothing.
 
     Args:
@@ -368,14 +372,13 @@ class Fixed:
     threshold: float
     given: bool = field(default=True, repr=False)
     label: ClassVar[Label] = "fixed"
-    valid: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         numbers("threshold", self.threshold)
 
 
 @dataclass(frozen=True)
-class Grid:
+class Grid(_Choice):
     """The best of m thresholds fixed before the scores are seen, each at significance / m.
 
     Args:
@@ -389,8 +392,6 @@ class Grid:
     """
 
     thresholds: tuple[float, ...]
-    label: ClassVar[Label] = "searched"
-    valid: ClassVar[bool] = True
 
     def __init__(self, thresholds: ArrayLike) -> None:
         distinct = np.unique(numbers("thresholds", thresholds))
@@ -400,7 +401,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Split:
+class Split(_Choice):
     """The best threshold on one part of the scores, with the bound from the other part.
 
     Args:
@@ -414,8 +415,6 @@ class Split:
 
     fraction: float = 0.5
     seed: int = 0
-    label: ClassVar[Label] = "searched"
-    valid: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _validate.open_unit("fraction", self.fraction, "0.5 is usual")
@@ -424,7 +423,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class MultiSplit:
+class MultiSplit(_Choice):
     r"""The bound that half of several random splits reach, each at half of the significance.
 
     The bound of one split depends on its seed; this one hardly does. The bound L_k of every split
@@ -453,19 +452,15 @@ class MultiSplit:
     splits: int = 10
     fraction: float = 0.5
     seed: int = 0
-    label: ClassVar[Label] = "searched"
-    valid: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if _validate.positive_int("splits", self.splits) < 2:
             raise ValueError("splits=1 must be a whole number >= 2; use Split for a single one.")
-        _validate.open_unit("fraction", self.fraction, "0.5 is usual")
-        if self.seed != 0:
-            _validate.positive_int("seed", self.seed, "or 0")
+        Split(self.fraction, self.seed)  # raises if one of them is out of its range
 
 
 @dataclass(frozen=True)
-class Simultaneous:
+class Simultaneous(_Choice):
     """The best of all thresholds, with bands that hold for both error rates everywhere.
 
     Each error rate gets half of the significance. No threshold needs to be named beforehand.
@@ -478,15 +473,13 @@ class Simultaneous:
     """
 
     band: Band = "berk_jones"
-    label: ClassVar[Label] = "searched"
-    valid: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _validate.one_of("band", self.band, ("berk_jones", "dkw"))
 
 
 @dataclass(frozen=True)
-class Maximum:
+class Maximum(_Choice):
     """The best of all thresholds on the same scores, uncorrected: common in papers, and not valid.
 
     The true value is below the result more often than the significance, and the more scores, the
@@ -498,7 +491,6 @@ class Maximum:
         USENIX Security 2023, arXiv:2302.07956.
     """
 
-    label: ClassVar[Label] = "searched"
     valid: ClassVar[bool] = False
 
 
@@ -560,7 +552,11 @@ def words_of(choice: ThresholdChoice) -> str:
             return f"the best of all, valid for all at once ({_BANDS[choice.band]} band)"
         case Maximum():
             return "the best of all on the same scores, NOT valid"
-    raise TypeError(
+    raise _not_a_choice(choice)
+
+
+def _not_a_choice(choice: Any) -> TypeError:
+    return TypeError(
         f"threshold choice {choice!r} must be Fixed, Grid, Split, Simultaneous, MultiSplit or "
         "Maximum."
     )
@@ -628,7 +624,7 @@ def threshold_bound(
     Raises:
         ValueError: If scores are not vectors or hold nan, ``significance`` is not in (0, 1),
             ``from_rates`` is missing, or a method does not return one bound per threshold.
-        TypeError: If ``choice`` is not one of the classes of `threshold_choices`.
+        TypeError: If ``choice`` is not one of the classes of this module.
 
     Example:
         >>> from lightning_audit.stats.counts import mu_clopper_pearson
@@ -658,31 +654,22 @@ def _admitted(
     """Return counts at the admitted thresholds, of the scores from which the bound is computed."""
     match choice:
         case Fixed():
-            thresholds = np.array([choice.threshold], dtype=np.float64)
-            return Stairs.of(*_sorted(groups), thresholds)
+            return Stairs.of(*groups, np.array([choice.threshold], dtype=np.float64))
         case Grid():
-            return Stairs.of(*_sorted(groups), np.array(choice.thresholds))
+            return Stairs.of(*groups, np.array(choice.thresholds))
         case Split():
             first, rest = _split(groups, choice)
             every = _every(first)
             _, best = largest(every, values, monotone=monotone)
-            return Stairs.of(*_sorted(rest), every.thresholds[best : best + 1])
+            return Stairs.of(*rest, every.thresholds[best : best + 1])
         case Simultaneous() | Maximum():
             return _every(groups)
-    raise TypeError(
-        f"threshold choice {choice!r} must be Fixed, Grid, Split, Simultaneous, MultiSplit or "
-        "Maximum."
-    )
-
-
-def _sorted(groups: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
-    return np.sort(groups[0]), np.sort(groups[1])
+    raise _not_a_choice(choice)
 
 
 def _every(groups: tuple[Floats, Floats]) -> Stairs:
     """Return counts at all thresholds that differ in them."""
-    inside, outside = _sorted(groups)
-    return Stairs.of(inside, outside, _candidates(inside, outside))
+    return Stairs.of(*groups, _candidates(*groups))
 
 
 def candidate_thresholds(scores_in: ArrayLike, scores_out: ArrayLike) -> Floats:
@@ -710,8 +697,7 @@ def candidate_thresholds(scores_in: ArrayLike, scores_out: ArrayLike) -> Floats:
 
 
 def _candidates(inside: Floats, outside: Floats) -> Floats:
-    # A stable sort merges two sorted groups in one pass.
-    values = np.sort(np.concatenate([inside, outside]), kind="stable")
+    values = np.sort(np.concatenate([inside, outside]))
     if not values.size:
         return np.zeros(1)
     values = values[np.append(True, values[1:] != values[:-1])]
@@ -742,7 +728,7 @@ def _middle(stairs: Stairs, choice: MultiSplit, values: Values) -> ThresholdBoun
         found.append((float(values(rest)[0]), at, rest))
     found.sort(key=lambda split: split[0], reverse=True)
     value, at, rest = found[math.ceil(choice.splits / 2) - 1]
-    counts = ConfusionCounts(rest.fn[0], rest.tp[0], rest.fp[0], rest.tn[0])
+    counts = ConfusionCounts(*(count[0] for count in rest.cells))
     return ThresholdBound(value, float(stairs.thresholds[at]), counts, choice.valid)
 
 

@@ -168,8 +168,7 @@ def _log_delta(eps: Floats, mu: Floats) -> Floats:
         tail = log_phi + np.log(mills(-a) - mills(-b))
         # Phi(a) is near one here, where the Mills ratio of -a would overflow.
         bulk = np.log(scipy.special.ndtr(a) - np.exp(log_phi) * mills(-b))
-    result: Floats = np.where(mu < _NARROW, narrow, np.where(a < 1.0, tail, bulk))
-    return result
+    return np.asarray(np.where(mu < _NARROW, narrow, np.where(a < 1.0, tail, bulk)))
 
 
 def mills(x: Floats) -> Floats:
@@ -223,8 +222,7 @@ def _solve_mu(eps: Floats, delta: Floats) -> Floats:
         log_mu = log_mu + step
         if np.all(np.abs(step) <= _LAST_STEP):
             break
-    result: Floats = np.exp(log_mu)
-    return result
+    return np.asarray(np.exp(log_mu))
 
 
 # --- Trade-off functions given by finitely many points: the convex polygon below them.
@@ -307,7 +305,9 @@ class PiecewiseTradeoff:
         eps = each(non_negative, "epsilon", epsilon)
         with np.errstate(over="ignore"):
             factor = np.exp(eps)
-        return like_input(self._delta(factor, self._touching(factor)))
+        # The corner that a line of slope -factor touches from below.
+        corner = np.searchsorted(-self._steepness, -factor, side="left")
+        return like_input(self._delta(factor, corner))
 
     def epsilon_at(self, delta: float | NDArray[Any]) -> float | Floats:
         """Return the smallest epsilon >= 0 at ``delta`` in (0, 1); infinite if there is none."""
@@ -322,10 +322,6 @@ class PiecewiseTradeoff:
             solved = np.log(gain) - np.log(self.alphas[corner])
         # No gain: this corner is below delta for every epsilon. At alpha = 0 it stays above it.
         return like_input(np.where(gain > 0, np.maximum(solved, 0.0), 0.0))
-
-    def _touching(self, factor: Floats) -> NDArray[np.intp]:
-        """Return the corner that a line of slope -factor touches from below."""
-        return np.searchsorted(-self._steepness, -factor, side="left")
 
     def _delta(self, factor: Floats, corner: NDArray[np.intp]) -> Floats:
         alpha = self.alphas[corner]
@@ -453,9 +449,10 @@ class SubsampledGaussianTradeoff:
     def delta_at(self, epsilon: float | NDArray[Any]) -> float | Floats:
         """Return the privacy curve 1 + f*(-e^epsilon): the smallest delta at ``epsilon`` >= 0."""
         eps = each(non_negative, "epsilon", epsilon)
-        return like_input(
-            self._delta_add(eps) if self.direction == "add" else self._delta_remove(eps)
-        )
+        if self.direction == "add":
+            return like_input(self._delta_add(eps))
+        unsampled = gaussian_delta(self._unsampled(eps), self._mu)
+        return like_input(np.asarray(self.sample_rate * unsampled))
 
     def epsilon_at(self, delta: float | NDArray[Any]) -> float | Floats:
         """Return the smallest epsilon >= 0 at ``delta`` in (0, 1)."""
@@ -502,12 +499,7 @@ class SubsampledGaussianTradeoff:
             if np.all(done):
                 break
         ends = np.where(alpha == 0, 1.0, 0.0)
-        result: Floats = np.where((alpha == 0) | (alpha == 1), ends, scipy.special.ndtr(-u))
-        return result
-
-    def _delta_remove(self, epsilon: Floats) -> Floats:
-        delta = np.asarray(gaussian_delta(self._unsampled(epsilon), self._mu))
-        return np.asarray(self.sample_rate * delta)
+        return np.asarray(np.where((alpha == 0) | (alpha == 1), ends, scipy.special.ndtr(-u)))
 
     def _delta_add(self, epsilon: Floats) -> Floats:
         q = self.sample_rate
@@ -519,8 +511,7 @@ class SubsampledGaussianTradeoff:
             # q t e^epsilon = 1 - (1 - q) e^epsilon
             factor = q * np.exp(epsilon - unsampled)
         delta = gaussian_delta(np.maximum(unsampled, 0.0), self._mu)
-        result: Floats = np.where((rest > 0) & (delta > 0), factor * delta, 0.0)
-        return result
+        return np.asarray(np.where((rest > 0) & (delta > 0), factor * delta, 0.0))
 
     def _unsampled(self, epsilon: Floats) -> Floats:
         """Return ln(1 + (e^epsilon - 1) / q) without overflow."""
@@ -529,8 +520,7 @@ class SubsampledGaussianTradeoff:
         small = epsilon < 1.0
         near = np.log1p(np.expm1(np.where(small, epsilon, 0.0)) / q)
         far = epsilon - np.log(q) + np.log1p(-(1.0 - q) * np.exp(-np.maximum(epsilon, 1.0)))
-        result: Floats = np.where(small, near, far)
-        return result
+        return np.asarray(np.where(small, near, far))
 
     def _epsilon_remove(self, delta: Floats) -> Floats:
         q = self.sample_rate
@@ -538,8 +528,7 @@ class SubsampledGaussianTradeoff:
         small = unsampled < 1.0
         near = np.log1p(q * np.expm1(np.where(small, unsampled, 0.0)))
         far = unsampled + np.log(q) + np.log1p((1.0 - q) / q * np.exp(-unsampled))
-        result: Floats = np.where(small, near, far)
-        return result
+        return np.asarray(np.where(small, near, far))
 
     def _epsilon_add(self, delta: Floats, upper: Floats) -> Floats:
         """Bisect for the "add" curve, below the solution of the "remove" curve."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,6 +45,15 @@ SOUND_BATCHES = 40
 Rows = torch.Tensor
 
 
+@contextmanager
+def multiplied(owner: Any, setting: str, factor: float) -> Iterator[None]:
+    """Multiply a setting of an optimizer, and restore the stated value."""
+    stated = getattr(owner, setting)
+    setattr(owner, setting, factor * stated)
+    yield
+    setattr(owner, setting, stated)
+
+
 @fault("much hand-written DP-SGD; tensorflow/privacy #135, #81")
 class ClipAfterAverage(DPOptimizer):
     """The batch's mean gradient is clipped instead of each sample's."""
@@ -61,14 +71,10 @@ class ClipAfterAverage(DPOptimizer):
 class ClipAtTwice(DPOptimizer):
     """Gradients are clipped at another norm than `max_grad_norm`."""
 
-    max_grad_norm: float
-
     def clip_and_accumulate(self) -> None:
         """Clip at twice the stated norm."""
-        stated = self.max_grad_norm
-        self.max_grad_norm = 2 * stated
-        super().clip_and_accumulate()
-        self.max_grad_norm = stated
+        with multiplied(self, "max_grad_norm", 2):
+            super().clip_and_accumulate()
 
 
 @fault("opacus PR #664")
@@ -173,9 +179,7 @@ class NormMissesBiases(OwnFactors):
 
 
 @fault(
-    "adaptive clipping without private counts",
-    audit=EXAMINED,
-    named="clipping_norm_of_the_batch",
+    "adaptive clipping without private counts", audit=EXAMINED, named="clipping_norm_of_the_batch"
 )
 class ClipByMedianNorm(OwnFactors):
     """Gradients are clipped at the median norm of their batch."""
@@ -270,12 +274,7 @@ class ClosureRunsAgain(DPOptimizer):
         return None
 
 
-@fault(
-    "momentum computed before clipping",
-    audit=EXAMINED,
-    steps=8,
-    named="more_than_the_release",
-)
+@fault("momentum computed before clipping", audit=EXAMINED, steps=8, named="more_than_the_release")
 class MomentumOfRawGradients(DPOptimizer):
     """An average of raw gradients updates the weights in addition to the private ones."""
 
@@ -355,7 +354,6 @@ class ScaledNoise(DPOptimizer):
     """Adds ``factor`` times the noise that it states."""
 
     factor: float = 1.0
-    noise_multiplier: float
 
     def scale(self) -> float:
         """Return the factor of a step's noise."""
@@ -363,10 +361,8 @@ class ScaledNoise(DPOptimizer):
 
     def add_noise(self) -> None:
         """Draw the noise at a scale other than the stated one."""
-        stated = self.noise_multiplier
-        self.noise_multiplier = self.scale() * stated
-        super().add_noise()
-        self.noise_multiplier = stated
+        with multiplied(self, "noise_multiplier", self.scale()):
+            super().add_noise()
 
 
 @fault("greenelab/SPRINT_gan #5", named="noise_too_small")
@@ -502,18 +498,14 @@ class NoisePerMicroBatch(DPOptimizer):
 class NoiseAveragedOverProcesses(DistributedDPOptimizer):
     """Each of W processes draws noise, and their mean is added, which has 1/W of the variance."""
 
-    noise_multiplier: float
-
     def part(self) -> float:
         """Return the part of the noise that this process adds."""
         return 1.0 / self.world_size
 
     def add_noise(self) -> None:
         """Add this process's part."""
-        stated = self.noise_multiplier
-        self.noise_multiplier = self.part() * stated
-        DPOptimizer.add_noise(self)
-        self.noise_multiplier = stated
+        with multiplied(self, "noise_multiplier", self.part()):
+            DPOptimizer.add_noise(self)
 
 
 @fault(

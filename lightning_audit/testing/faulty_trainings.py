@@ -28,7 +28,7 @@ from lightning_audit.checks.sampling import EXPECTED_BATCH_SIZE
 from lightning_audit.dpsgd.hand_over import released
 from lightning_audit.lints.settings import DIVIDED_TWICE, ONE_BATCH_ONLY, SKIPPED
 from lightning_audit.testing.fault import fault
-from lightning_audit.testing.faulty import COEFFICIENTS, BandedDraws
+from lightning_audit.testing.faulty import COEFFICIENTS, BandedDraws, multiplied
 from lightning_audit.testing.trainings import (
     BATCH_SIZE,
     BY_HAND_CLAIM,
@@ -52,9 +52,7 @@ from lightning_audit.testing.trainings import (
 
 
 @fault(
-    "a claim kept from an earlier run",
-    audit={"claim": PrivacyClaim(noise_multiplier=2.0)},
-    steps=1,
+    "a claim kept from an earlier run", audit={"claim": PrivacyClaim(noise_multiplier=2.0)}, steps=1
 )
 class ClaimAboveOptimizer(Training):
     """The claim states twice the noise that make_private was given."""
@@ -133,10 +131,8 @@ class MoreNoiseTold(HookWrapped):
 
     def tell(self, own: Callable[[Any], None], stepping: Any) -> None:
         """Call the accountant's hook with another noise multiplier."""
-        stated = stepping.noise_multiplier
-        stepping.noise_multiplier = 2.0 * stated
-        own(stepping)
-        stepping.noise_multiplier = stated
+        with multiplied(stepping, "noise_multiplier", 2.0):
+            own(stepping)
 
 
 # --- Batches are not drawn, or not stepped on, as the accountant assumes.
@@ -205,8 +201,8 @@ class SomeRecordsInEveryBatch(Training):
 class RecordsStandTwice(Training):
     """The data set holds records twice."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def prepare(self) -> None:
+        """Concatenate half of the records with themselves."""
         self.data = ConcatDataset([Subset(self.data, range(RECORDS // 2)) for _ in range(2)])
 
 
@@ -323,8 +319,8 @@ class SummedLoss(Training):
 class NotANumber(Training):
     """A record with a NaN gradient makes the model NaN, which reveals the record."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def prepare(self) -> None:
+        """Make a feature of one record in eight NaN."""
         self.data.tensors[0][::8, 0] = torch.nan
 
 
@@ -332,8 +328,8 @@ class NotANumber(Training):
 class RecordsIgnored(Training):
     """The loss is a mean over the records that are not ignored: ignoring one changes others."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def prepare(self) -> None:
+        """Give one record in four a label that the loss ignores."""
         self.data.tensors[1][3::4] = -100
 
 
@@ -401,8 +397,8 @@ class RowsOfPackedSequences(Training):
     The per-sample gradients of `DPLSTM` remain sorted.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def prepare(self) -> None:
+        """Take a recurrent net."""
         self.net = _Recurrent()
 
 
@@ -432,8 +428,8 @@ class _Pooled(nn.Module):
 class PaddedToTheLongest(Training):
     """Unmasked padding to the longest text of a batch: its length changes others' gradients."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def prepare(self) -> None:
+        """Take a net that pools the words of a text."""
         self.net = _Pooled()
 
     def plain_loader(self) -> DataLoader[Any]:
@@ -445,8 +441,9 @@ class PaddedToTheLongest(Training):
 class AttentionMixesPlaces(PaddedToTheLongest):
     """Masked padding to the longest text of a batch reaches the real tokens of the others."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def prepare(self) -> None:
+        """Add attention to the net."""
+        super().prepare()
         self.net.attention = DPMultiheadAttention(HIDDEN, 4, batch_first=True)
 
 
@@ -457,8 +454,8 @@ class AttentionMixesPlaces(PaddedToTheLongest):
 class PlainOptimizerBeside(Manual):
     """An optimizer in addition to the private one trains a part of the network."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def prepare(self) -> None:
+        """Add a head."""
         self.head = nn.Linear(CLASSES, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -533,8 +530,8 @@ class RateByLastLoss(Training):
 class StatisticsKept(HandWritten):
     """Batch normalization keeps statistics of the records, which are saved in checkpoints."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def prepare(self) -> None:
+        """Add a layer that keeps statistics."""
         self.statistics = nn.BatchNorm1d(WIDTH, affine=False)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -608,8 +605,8 @@ class CountOverRealBatch(AdaptiveClipping):
 class NoiseRepeatedOnResume(Training):
     """A seeded noise generator starts over when the training is resumed."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def prepare(self) -> None:
+        """Make the training private before it is set up."""
         self.net, self._optimizer, _ = self.make_private()  # a checkpoint has its parameters' names
 
     def configure_optimizers(self) -> Any:
@@ -633,8 +630,8 @@ class BandedByHand(HandWritten):
 
     factor: float = 1.0
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def prepare(self) -> None:
+        """Start with no earlier draws."""
         self.draws = BandedDraws(factor=self.factor)
 
     def noise(self, place: int, total: torch.Tensor) -> torch.Tensor:

@@ -72,14 +72,16 @@ def train_together(
         logs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(fault.processes)]
         started = []
         for rank, log in enumerate(logs):
-            process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", __name__],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**shared, "LOCAL_RANK": str(rank)},
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-W", "ignore", "-m", __name__],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**shared, "LOCAL_RANK": str(rank)},
+                )
             )
-            stack.callback(_end, process)
+            stack.callback(process.kill)
             started.append(process)
             assert process.stdin
             process.stdin.write(job)
@@ -96,14 +98,6 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    if process.stdin is not None:
-        with contextlib.suppress(OSError):
-            process.stdin.close()
 
 
 def _last_words(log: IO[bytes]) -> str:

@@ -10,6 +10,7 @@ same number of random records. The paper states no clipping norm; here it is 1.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import json
 import tempfile
@@ -35,7 +36,7 @@ from lightning_audit.testing.fault import Fault
 from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.faulty import ScaledNoise
 from lightning_audit.testing.runs import train
-from lightning_audit.testing.selftest_pool import Result, Row, finding_of, status_of
+from lightning_audit.testing.selftest_pool import Result, Row, finding_of, result_of, status_of
 from lightning_audit.testing.trainings import (
     BY_HAND_CLAIM,
     INPUT_CANARY,
@@ -158,7 +159,10 @@ def planned(
     wanted = [FAULTS[name] for name in dict.fromkeys(faults or (_QUICK if quick else FAULTS))]
     rows = [Row("fault", fault, _own_training(fault)) for fault in wanted]
     if not quick:
-        rows += [row for fault in wanted for row in (*_elsewhere(fault), *_published(fault))]
+        for fault in wanted:
+            rows += _elsewhere(fault)
+            published = violations(fault.name).items()
+            rows += [Row("published", violation, figure) for figure, violation in published]
     if not faults:
         rows += _healthy()[:1] if quick else _healthy()
     return tuple(rows if accelerator == "cpu" else (_moved(row, accelerator) for row in rows))
@@ -194,11 +198,6 @@ def _elsewhere(fault: Fault) -> list[Row]:
         for name, training in _ELSEWHERE.items()
         if not (clipping and name in _CLIP_OTHERWISE)
     ]
-
-
-def _published(fault: Fault) -> list[Row]:
-    found = violations(fault.name)
-    return [Row("published", violation, figure) for figure, violation in found.items()]
 
 
 def _healthy() -> list[Row]:
@@ -254,13 +253,7 @@ def show(results: Sequence[Result], seconds: float) -> None:
 def cells(result: Result) -> tuple[str, ...]:
     """Return the cells of a row."""
     answer = f"{result.status}: {result.error}" if result.error else result.status
-    return (
-        result.fault,
-        result.configuration,
-        answer,
-        result.finding or "-",
-        steps_of(result),
-    )
+    return result.fault, result.configuration, answer, result.finding or "-", steps_of(result)
 
 
 def steps_of(result: Result) -> str:
@@ -300,7 +293,7 @@ def summary(results: Sequence[Result]) -> str:
 
 def as_json(results: Sequence[Result], seconds: float, exit_code: int) -> str:
     """Return all results as JSON."""
-    fields: dict[str, Any] = {
+    fields = {
         "summary": summary(results),
         "exit_code": exit_code,
         "seconds": round(seconds, 1),
@@ -327,10 +320,8 @@ def train_row(row: Row, directory: Path) -> Result:
         raise RuntimeError("the audit made no report, or no record")
     finding = finding_of(row, report)
     status, named = status_of(row, report)
-    return Result(
-        row.group,
-        row.fault.name,
-        row.configuration,
+    return result_of(
+        row,
         status,
         report.steps,
         time.perf_counter() - started,
@@ -353,13 +344,10 @@ def _flagged_at(finding: CheckResult, record: Path, report: AuditReport) -> int 
         checks = replay(header, entries[:steps], significance).results()
         return any(c.name == finding.name and c.status == finding.status for c in checks)
 
-    low, high = 0, len(entries)
-    if not high or not flagged(high):
+    if not len(entries) or not flagged(len(entries)):
         return None
-    while high - low > 1:  # a flagged check remains flagged
-        middle = (low + high) // 2
-        low, high = (low, middle) if flagged(middle) else (middle, high)
-    return high
+    steps = range(1, len(entries))  # a flagged check remains flagged
+    return 1 + bisect.bisect_left(steps, True, key=flagged)
 
 
 def _sentence(report: AuditReport, finding: CheckResult | None) -> str:

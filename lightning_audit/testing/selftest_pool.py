@@ -115,17 +115,14 @@ class Result:
         return self.status in FAILURES
 
 
+def result_of(row: Row, status: Status, steps: int, seconds: float, **seen: Any) -> Result:
+    """Return the result of a training."""
+    return Result(row.group, row.fault.name, row.configuration, status, steps, seconds, **seen)
+
+
 def crashed(row: Row, error: str, seconds: float = 0.0) -> Result:
     """Return the result of a training without a report."""
-    return Result(
-        row.group,
-        row.fault.name,
-        row.configuration,
-        "crashed",
-        row.fault.steps,
-        seconds,
-        error=error,
-    )
+    return result_of(row, "crashed", row.fault.steps, seconds, error=error)
 
 
 def finding_of(row: Row, report: AuditReport) -> CheckResult | None:

@@ -96,6 +96,10 @@ class Training:
         self.data: Any = random_data(records=self.records)
         self.plant = plant or (lambda optimizer: optimizer)
         self.settings = {"noise_multiplier": noise_multiplier, "max_grad_norm": max_grad_norm}
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Change the net or the data, after both are created."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the class scores."""
@@ -136,8 +140,8 @@ class Training:
 class DeepTraining(Training):
     """A net of sixteen tensors."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def prepare(self) -> None:
+        """Take a deeper net."""
         self.net = net(8)
 
 
@@ -224,9 +228,7 @@ class Distributed(Training):
 class Manual(Training):
     """A training whose step runs backward and updates."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.automatic_optimization = False
+    automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """Run backward, and step with every optimizer."""
