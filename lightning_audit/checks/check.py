@@ -656,9 +656,11 @@ def share(check: Check) -> float:
     Adding a check costs the others almost nothing: all shares shrink a little. Checks that only
     warn share a second significance of the same size.
     """
+    if not check.weight:
+        return 0.0
     weights = {c.name: c.weight for c in REGISTRY.values() if c.warns == check.warns}
     weights[check.name] = check.weight  # the check need not be registered
-    return _HANDED_OUT * check.weight / math.fsum(weights.values()) if check.weight else 0.0
+    return _HANDED_OUT * check.weight / math.fsum(weights.values())
 
 
 def shares(*, warns: bool = False) -> dict[str, float]:
@@ -668,9 +670,7 @@ def shares(*, warns: bool = False) -> dict[str, float]:
         warns: whether to return the checks that only warn, which share a second significance of
             the same size.
     """
-    sharing = [c for c in REGISTRY.values() if c.weight > 0 and c.warns == warns]
-    whole = math.fsum(c.weight for c in sharing)
-    return {c.name: _HANDED_OUT * c.weight / whole for c in sharing}
+    return {c.name: c.share for c in REGISTRY.values() if c.weight > 0 and c.warns == warns}
 
 
 def statistics(reads: str, header: RecordHeader, significance: float) -> dict[str, Statistic]:
@@ -849,6 +849,11 @@ class Case:
     def beyond(self) -> tuple[str, ...]:
         """Names of the checks of the channel and of the leakage."""
         return (*group("channel"), *group("leakage"))
+
+    def seen(self, check: Check) -> Mapping[str, Any]:
+        """Return the evidence of a check; empty if it is not violated."""
+        found = self.violated.get(check.name)
+        return {} if found is None else found.evidence
 
     def first_of(self, names: tuple[str, ...]) -> str | None:
         """Return the first of the names that is violated; None if none is."""

@@ -20,14 +20,12 @@ from lightning_audit.checks.check import REGISTRY
 from lightning_audit.results.audit_report import AuditReport, CheckResult, Verdict
 from lightning_audit.verdict.judge import (
     Held,
+    Judged,
     OutcomeSettings,
-    blockers_of,
     blockers_of_run,
     held,
-    joined,
-    judge,
+    judge_all,
     with_allowed,
-    worst,
 )
 
 #: Relative difference of two numbers that were one before they were rounded.
@@ -45,7 +43,7 @@ def contradictions(report: AuditReport) -> list[str]:
         if absent := list(_of_names(report)):
             return absent
         checks = tuple(_again(check, settings, len(report.optimizers)) for check in report.checks)
-        now = _held(report, checks, settings)
+        now = held(checks, *_composed(report), settings.claimed_epsilon)
         return [
             *_of_verdict(report, _judged(report, checks, settings), now),
             *_of_checks(report, checks),
@@ -177,19 +175,12 @@ def _judged(
         complete=report.complete,
         mechanism_alone=correlated,
     )
-    labels = [one.label for one in report.optimizers] or [""]
-    seen = report.optimizers or [None]
-    own = [[check for check in checks if check.optimizer in ("", label)] for label in labels]
-    missing = [
-        blockers_of(found, one, settings.resolution, blockers)
-        for found, one in zip(own, seen, strict=True)
+    own: list[Judged] = [
+        ([check for check in checks if check.optimizer in ("", one.label)], None, one)
+        for one in report.optimizers
     ]
-    verdicts = [
-        judge(found, None, one, settings.resolution, lacks, mechanism_alone=correlated)
-        for found, one, lacks in zip(own, seen, missing, strict=True)
-    ]
-    broken = {check.optimizer for check in checks if check.status == "violated"}
-    return worst(verdicts, labels, joined(missing, labels, blockers), broken)
+    seen = own or [(checks, None, None)]
+    return judge_all(seen, settings.resolution, blockers, mechanism_alone=correlated)[0]
 
 
 def _composed(report: AuditReport) -> tuple[float | None, float | None]:
@@ -198,10 +189,6 @@ def _composed(report: AuditReport) -> tuple[float | None, float | None]:
         if check.name == ACCOUNTING.name:
             return check.evidence["epsilon_spent"], check.evidence["claimed_epsilon"]
     return report.epsilon_spent, report.claimed_epsilon
-
-
-def _held(report: AuditReport, checks: tuple[CheckResult, ...], settings: OutcomeSettings) -> Held:
-    return held(checks, *_composed(report), settings.claimed_epsilon)
 
 
 def _of_verdict(report: AuditReport, given: Verdict, now: Held) -> Iterator[str]:

@@ -21,7 +21,7 @@ from lightning_audit.accounting.composition import exceeds
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.checks.clipping import SENSITIVITY
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.noise import NOISE_CANARY, SHOW_THE_RELEASE
+from lightning_audit.checks.noise import NOISE_CANARY, SHOW_THE_RELEASE, PooledSums
 from lightning_audit.checks.replay import (
     COUPLING,
     REPLAY_CLIPPING,
@@ -56,13 +56,13 @@ def settled(faults: Iterable[LikelyFault]) -> tuple[LikelyFault, ...]:
     """Keep each consequence only for the first fault that explains it, and drop findings."""
     kept = tuple(faults)
     taken = {(fault.finding, fault.place.optimizer) for fault in kept}
-    told = []
+    settled_faults = []
     for fault in kept:
         own = {name: (name, _owner(name, fault.place.optimizer)) for name in fault.consequences}
         names = tuple(name for name, key in own.items() if key not in taken)
         taken.update(own.values())
-        told.append(dataclasses.replace(fault, consequences=names))
-    return tuple(told)
+        settled_faults.append(dataclasses.replace(fault, consequences=names))
+    return tuple(settled_faults)
 
 
 def _owner(name: str, optimizer: str) -> str:
@@ -79,28 +79,22 @@ def mark_consequences(
         checks: results of all checks.
         faults: faults of the verdict on these checks.
     """
-    return tuple(
-        dataclasses.replace(check, follows_from=behind.finding if behind else "")
-        for check in checks
-        for behind in [_behind(check, faults)]
-    )
+    return tuple(dataclasses.replace(c, follows_from=_cause(c, faults)) for c in checks)
 
 
-def _behind(check: CheckResult, faults: Sequence[LikelyFault]) -> LikelyFault | None:
-    """Return the fault that a violated check follows from; None for a finding or no violation."""
-    if check.status != "violated" or any(_shows(check, fault) for fault in faults):
-        return None
-    return next((f for f in faults if check.name in f.consequences and _meets(f, check)), None)
+def _cause(check: CheckResult, faults: Sequence[LikelyFault]) -> str:
+    """Return the finding that a violated check follows from; empty for a finding or no violation.
 
-
-def _meets(fault: LikelyFault, check: CheckResult) -> bool:
-    """Whether both are of the same optimizer, or one of them is of the whole run."""
-    whose = {fault.place.optimizer, check.optimizer}
-    return len(whose) == 1 or "" in whose
-
-
-def _shows(check: CheckResult, fault: LikelyFault) -> bool:
-    return (check.name, check.optimizer) == (fault.finding, fault.place.optimizer)
+    Both are of the same optimizer, or one of them is of the whole run.
+    """
+    findings = {(fault.finding, fault.place.optimizer) for fault in faults}
+    if check.status != "violated" or (check.name, check.optimizer) in findings:
+        return ""
+    for fault in faults:
+        whose = {fault.place.optimizer, check.optimizer}
+        if check.name in fault.consequences and (len(whose) == 1 or "" in whose):
+            return fault.finding
+    return ""
 
 
 # --- Text on what was examined by replay, and what was not: the first line of a pass.
@@ -417,26 +411,18 @@ class PowerModel:
         self._std = monitor.sensitivity.residual_std
         several = len(set(monitor.header.canary_kinds)) > 1
         self._pooled = (CoinBet.POOLED if several else 1.0) * monitor.sensitivity.together
-        groups = monitor.witness_noise.sums
-        self._noise = [
-            *_quiet_groups(
-                np.array(monitor.header.witnesses), groups.mean_square, groups.count, "noise"
-            ),
-        ]
-        canaries = monitor.canary_noise.sums
+        probes = np.array(monitor.header.witnesses)
+        self._noise = _quiet_groups(probes, monitor.witness_noise.sums, "noise")
         if monitor.canary_steps:
-            ones = np.ones(self._canaries, dtype=np.int64)
-            self._noise += _quiet_groups(
-                ones, canaries.mean_square, canaries.count, NOISE_CANARY.name, self._canary_rate
-            )
+            ones, sums = np.ones(self._canaries, dtype=np.int64), monitor.canary_noise.sums
+            self._noise += _quiet_groups(ones, sums, NOISE_CANARY.name, self._canary_rate)
 
     def noise(self, ratio: float, steps: int | None = None) -> float:
         """Return the probability that noise of ``ratio`` times the claim is flagged."""
         steps = self._steps if steps is None else steps
         best = 0.0
         for group in self._noise:
-            seen = int(steps * group.rate)
-            if seen:
+            if seen := int(steps * group.rate):
                 significance = REGISTRY[group.check].share * self._significance
                 power = noise_power(group.coordinates, seen, ratio, group.data, significance)
                 best = max(best, power)
@@ -486,10 +472,10 @@ class _Group:
 
 
 def _quiet_groups(
-    counts: np.ndarray, mean_square: np.ndarray, seen: np.ndarray, check: str, rate: float = 1.0
+    counts: np.ndarray, sums: PooledSums, check: str, rate: float = 1.0
 ) -> list[_Group]:
     """Return pools of the units with the smallest mean squares, with the variance of their data."""
-    groups = []
+    groups, mean_square = [], sums.mean_square
     order = np.argsort(mean_square, kind="stable")
     order = order[counts[order] > 0]  # some tensors have no probe coordinates
     # A dozen pool sizes are about as good as hundreds.
@@ -498,7 +484,7 @@ def _quiet_groups(
         weight = counts[chosen]
         mean = float(np.average(mean_square[chosen], weights=weight))
         # Add two standard errors: the variance is estimated from the same run.
-        mean *= 1.0 + 2.0 * np.sqrt(2.0 / max(float(seen[chosen].sum()), 1.0))
+        mean *= 1.0 + 2.0 * np.sqrt(2.0 / max(float(sums.count[chosen].sum()), 1.0))
         groups.append(_Group(check, int(weight.sum()), max(mean - 1.0, 0.0), rate))
     return groups
 
@@ -621,16 +607,16 @@ def worded(checks: Sequence[CheckResult], held: Held) -> tuple[CheckResult, ...]
         checks: all checks; those that the user allows have the status "allowed".
         held: see `held`.
     """
+    if held.claim_holds and held.spent_holds and held.lower_holds:
+        return tuple(checks)
     return tuple(_worded(check, held) for check in checks)
 
 
 def _worded(check: CheckResult, held: Held) -> CheckResult:
     numbers = ("claimed_epsilon", "epsilon_spent", "epsilon_lower")
-    if not any(check.evidence.get(number) is not None for number in numbers):
-        return check
-    refuted = not (held.claim_holds and held.spent_holds and held.lower_holds)
+    states = any(check.evidence.get(number) is not None for number in numbers)
     others = [name for name in held.refuted_by if name != check.name]
-    if not refuted or not others or check.status == "not_run":
+    if not states or not others or check.status == "not_run":
         return check
     return dataclasses.replace(
         check,
@@ -761,6 +747,38 @@ def judge(
         MECHANISM_ALONE if mechanism_alone else "",
     )
     return Verdict("PASS", None, "; ".join(filter(None, said)))
+
+
+#: What `judge` reads of one private optimizer: checks, monitor, and what was seen of its steps.
+Judged = tuple[Sequence[CheckResult], AuditMonitor | None, OptimizerSeen | None]
+
+
+def judge_all(
+    optimizers: Sequence[Judged],
+    resolution: Resolution,
+    of_run: Sequence[PassBlocker],
+    processes: int = 1,
+    *,
+    mechanism_alone: bool = False,
+) -> tuple[Verdict, tuple[PassBlocker, ...]]:
+    """Return the verdict of a run, and all that blocks a pass of it.
+
+    Args:
+        optimizers: what `judge` reads of each, at least one; checks include those of the run.
+        resolution: see `judge`.
+        of_run: see `blockers_of_run`.
+        processes: see `judge`.
+        mechanism_alone: see `judge`.
+    """
+    labels = [seen.label if seen else "" for _, _, seen in optimizers]
+    missing = [blockers_of(checks, seen, resolution, of_run) for checks, _, seen in optimizers]
+    verdicts = [
+        judge(*one, resolution, lacks, processes, mechanism_alone=mechanism_alone)
+        for one, lacks in zip(optimizers, missing, strict=True)
+    ]
+    violated = (c for checks, _, _ in optimizers for c in checks if c.status == "violated")
+    blockers = joined(missing, labels, of_run)
+    return worst(verdicts, labels, blockers, {check.optimizer for check in violated}), blockers
 
 
 def joined(
