@@ -12,7 +12,7 @@ import numpy as np
 import scipy
 
 from lightning_audit import _validate
-from lightning_audit.accounting.history import Phase, bucket_up, inverse_square, merge
+from lightning_audit.accounting.history import Phase, bucket_up, mean_noise, merge
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 if TYPE_CHECKING:
@@ -196,9 +196,8 @@ def epsilon_of_history(
 def _uniform(phases: Sequence[Phase]) -> Phase:
     """Return one phase of about the same cost, which is enough to choose a grid and rarely new."""
     steps = sum(phase.steps for phase in phases)
-    mean = sum(phase.steps * math.expm1(inverse_square(phase)) for phase in phases) / steps
     rate = sum(phase.steps * phase.known_rate for phase in phases) / steps
-    return Phase(1.0 / math.sqrt(math.log1p(mean)), min(bucket_up(rate, _LIKE), 1.0), steps)
+    return Phase(mean_noise(phases), min(bucket_up(rate, _LIKE), 1.0), steps)
 
 
 def _round_down(phase: Phase) -> Phase:
@@ -210,8 +209,13 @@ def _round_down(phase: Phase) -> Phase:
 def _unsampled_epsilon(
     phases: Sequence[Phase], delta: float, adjacency: Adjacency, items: int = 1
 ) -> float:
-    mu = items * math.sqrt(sum(phase.steps / phase.noise_multiplier**2 for phase in phases))
-    return float(gaussian_epsilon(2.0 * mu if adjacency == "replace_one" else mu, delta))
+    return float(gaussian_epsilon(items * unsampled_mu(phases, adjacency), delta))
+
+
+def unsampled_mu(history: Sequence[Phase], adjacency: Adjacency = "add_remove") -> float:
+    """Return mu of Gaussian DP of the same steps on full batches; noise must be above 0."""
+    mu = math.sqrt(sum(phase.steps / phase.noise_multiplier**2 for phase in history))
+    return 2.0 * mu if adjacency == "replace_one" else mu
 
 
 def _expected_loss(phases: Sequence[Phase]) -> float:
@@ -405,8 +409,8 @@ _CELLS_PER_DEVIATION, _MOST_HALVINGS = 250.0, 8
 _WIDEST, _NARROWEST = 1.0, 1e-5
 # Mass that a composition may move to an infinite loss; it adds to the total variation.
 _VARIATION_TAIL_MASS = 1e-13
-# As in `epsilon_of_history`: longer histories take minutes and gigabytes on a grid.
-_LONGEST_HISTORY, _LARGEST_LOSS = 10**7, 1e6
+# Above this, the total variation is practically 1.
+_LARGEST_LOSS = 1e6
 
 
 def total_variation(history: Sequence[Phase], *, adjacency: Adjacency = "add_remove") -> float:
@@ -454,28 +458,21 @@ def total_variation(history: Sequence[Phase], *, adjacency: Adjacency = "add_rem
     unsampled = float(scipy.special.erf(unsampled_mu(phases, adjacency) / math.sqrt(8.0)))
     if all(phase.known_rate == 1 for phase in phases):
         return unsampled
-    loss = sum(p.steps * p.known_rate / (2.0 * p.noise_multiplier**2) for p in phases)
-    if sum(phase.steps for phase in phases) > _LONGEST_HISTORY or loss > _LARGEST_LOSS:
+    if sum(phase.steps for phase in phases) > _LONGEST or _expected_loss(phases) > _LARGEST_LOSS:
         return unsampled
     return min(_on_fine_grid(tuple(phases), adjacency), unsampled)
-
-
-def unsampled_mu(history: Sequence[Phase], adjacency: Adjacency = "add_remove") -> float:
-    """Return mu of Gaussian DP of the same steps on full batches; noise must be above 0."""
-    mu = math.sqrt(sum(phase.steps / phase.noise_multiplier**2 for phase in history))
-    return 2.0 * mu if adjacency == "replace_one" else mu
 
 
 @lru_cache(maxsize=256)
 def _on_fine_grid(phases: tuple[Phase, ...], adjacency: Adjacency) -> float:
     grid = min(max(_spread(phases) / _CELLS_PER_DEVIATION, _NARROWEST), _WIDEST)
-    coarse = _on_grid(phases, grid, adjacency)
-    for _ in range(_MOST_HALVINGS):
-        grid /= 2.0
-        fine = _on_grid(phases, grid, adjacency)
+    coarse = math.inf
+    for _ in range(1 + _MOST_HALVINGS):
+        loss = composed_loss(phases, grid, adjacency, _VARIATION_TAIL_MASS)
+        fine = min(float(loss.get_delta_for_epsilon(0.0)), 1.0)
         if coarse - fine <= _PRECISION * fine:
             return fine
-        coarse = fine
+        grid, coarse = grid / 2.0, fine
     return coarse
 
 
@@ -486,11 +483,6 @@ def _spread(phases: Sequence[Phase]) -> float:
         for phase in phases
     )
     return math.sqrt(sum(parts))
-
-
-def _on_grid(phases: Sequence[Phase], grid: float, adjacency: Adjacency) -> float:
-    loss = composed_loss(phases, grid, adjacency, _VARIATION_TAIL_MASS)
-    return min(float(loss.get_delta_for_epsilon(0.0)), 1.0)
 
 
 # --- Epsilon of passes over shuffled or fixed batches, and the number of passes of a training.

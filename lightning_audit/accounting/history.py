@@ -153,13 +153,16 @@ def _bucketed(
         buckets.setdefault(key, []).append(phase)
     short = []
     for (upper, rate), phases in buckets.items():
-        steps = sum(phase.steps for phase in phases)
-        sigma = upper
-        if rounding == "mean" and upper > 0:
-            mean = sum(p.steps * math.expm1(inverse_square(p)) for p in phases) / steps
-            sigma = 1.0 / math.sqrt(math.log1p(mean))
-        short.append(Phase(sigma, rate, steps))
+        sigma = mean_noise(phases) if rounding == "mean" and upper > 0 else upper
+        short.append(Phase(sigma, rate, sum(phase.steps for phase in phases)))
     return short
+
+
+def mean_noise(phases: Sequence[Phase]) -> float:
+    """Return the noise multiplier that keeps the mean chi-square divergence of the steps."""
+    steps = sum(phase.steps for phase in phases)
+    mean = sum(phase.steps * math.expm1(inverse_square(phase)) for phase in phases) / steps
+    return 1.0 / math.sqrt(math.log1p(mean))
 
 
 def inverse_square(phase: Phase) -> float:

@@ -199,14 +199,14 @@ def epsilon_claim(
     if claimed_epsilon is not None:
         return EpsilonClaim(claimed_epsilon, "the claim")
     asked = [link.accountant for link in links if link.accountant.history]
+    if not asked:
+        return _NOBODY
     if any(_takes_too_long(a) and not _is_of_opacus(a) for a in asked):
         _log.warning(
             "Opacus' prv accountant is not queried for the epsilon of more than %g steps, which "
             "would take minutes; set claimed_epsilon",
             _LONGEST_ASKED,
         )
-        return _NOBODY
-    if not asked:
         return _NOBODY
     kinds = sorted({accountant.mechanism() for accountant in asked})
     if items > 1 or ((kinds == ["prv"] or "gdp" in kinds) and all(map(_is_of_opacus, asked))):
@@ -261,9 +261,9 @@ def steps_told(links: Iterable[AccountantLink]) -> list[Phase]:
 
 
 def _steps_of(accountants: Iterable[Any]) -> list[Phase]:
-    told = (phase for accountant in accountants for phase in accountant.history)
+    recorded = (phase for accountant in accountants for phase in accountant.history)
     # Opacus records a rate above one if more batches are accumulated than a pass has.
-    return merge(Phase(sigma, min(rate, 1.0), int(steps)) for sigma, rate, steps in told if rate)
+    return merge(Phase(sigma, min(rate, 1.0), int(n)) for sigma, rate, n in recorded if rate)
 
 
 def costlier(
@@ -520,7 +520,7 @@ def steps_within(
             found.append(composed_epsilon([*before, *rounds], delta, adjacency, items=items))
         return max(math.inf if one is None else one for one in found)
 
-    if any(phase.sample_rate is None for course in courses for part in course for phase in part):
+    if not rates_known(phase for course in courses for part in course for phase in part):
         return None
     if planned is not None and not exceeds(epsilon(planned), claimed_epsilon):
         return planned
