@@ -167,10 +167,6 @@ class PlannedCost:
     epsilon: float
     what: str
 
-    def at(self, delta: float) -> str:
-        """Return the cost as text."""
-        return f"{self.what} epsilon {self.epsilon:.4g} at delta {delta:.3g}"
-
 
 def accounting_result(
     epsilon_spent: float | None,
@@ -207,7 +203,8 @@ def accounting_result(
     evidence = {"epsilon_spent": epsilon_spent, "claimed_epsilon": claimed_epsilon, "delta": delta}
     evidence |= {"delta_above_records": True} if delta_above else {}
     if planned is not None and claimed_epsilon is not None:
-        what = f"{planned.at(delta)} {how}, {source} says {claimed_epsilon:.4g} (claimed)"
+        cost = f"{planned.what} epsilon {planned.epsilon:.4g} at delta {delta:.3g} {how}"
+        what = f"{cost}, {source} says {claimed_epsilon:.4g} (claimed)"
         return ACCOUNTING.judged({**evidence, "epsilon_planned": planned.epsilon}, what=what)
     if epsilon_spent is None or claimed_epsilon is None:
         unknown = lack or "the sample rate is unknown"

@@ -7,6 +7,7 @@ the group `lightning_audit.checks`: each names a `Check`, or a tuple of them.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections import ChainMap, UserDict
@@ -508,6 +509,10 @@ class Check:
         message, advice = message or self.heading(failed=True), self.looks_at(evidence)
         return CheckResult(self.name, self.kind, self.flag, message, advice, evidence=evidence)
 
+    def blocker(self, found: CheckResult) -> str:
+        """Return why its result prevents a pass; empty if it does not."""
+        return self.blocks(found) if self.blocks else ""
+
     def looks_at(self, evidence: Mapping[str, Any]) -> str:
         """Return what to look at by the first rule that applies, or by the check."""
         rule = next((rule for rule in self.faults if rule.applies(evidence)), None)
@@ -623,24 +628,22 @@ class _Registry(UserDict[str, Check]):
     """Checks by name; the modules are imported when the registry is first read."""
 
     def __init__(self) -> None:
-        self._loaded: dict[str, Check] | None = None
+        """Hold nothing until it is read."""
 
-    @property
+    @functools.cached_property
     def data(self) -> dict[str, Check]:  # type: ignore[override]
         """Checks by name.
 
         Raises:
             ValueError: two checks have the same name.
         """
-        if self._loaded is None:
-            found: dict[str, Check] = {}
-            for check in (*_own(), *_from_outside()):
-                if found.setdefault(check.name, check) is not check:
-                    raise ValueError(
-                        f"two checks are named {check.name!r}; rename the one of your own package."
-                    )
-            self._loaded = found
-        return self._loaded
+        found: dict[str, Check] = {}
+        for check in (*_own(), *_from_outside()):
+            if found.setdefault(check.name, check) is not check:
+                raise ValueError(
+                    f"two checks are named {check.name!r}; rename the one of your own package."
+                )
+        return found
 
 
 REGISTRY: MutableMapping[str, Check] = _Registry()

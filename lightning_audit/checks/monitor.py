@@ -290,13 +290,10 @@ class NoiseChannelChecks:
             clips: whether no check contradicts the clipping; if one does, a long sum is no sign of
                 noise.
         """
+        of_readings, of_noise = self._of_readings.values(), self._of_noise.values()
         return (
-            *(result for one in self._of_readings.values() for result in one.results(self._lack)),
-            *(
-                result
-                for one in self._of_noise.values()
-                for result in one.results(self._noise_lack)
-            ),
+            *(result for one in of_readings for result in one.results(self._lack)),
+            *(result for one in of_noise for result in one.results(self._noise_lack)),
             *(self._restart.results(self._lack) if self._restart.resumed else ()),
             *self._divisor.results("" if self._fine else self._lack),
             *self._excess.results(self._noise_lack, clips=clips),

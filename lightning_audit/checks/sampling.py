@@ -705,7 +705,10 @@ def sampling_results(
     poisson = NOT_POISSON.judged({"poisson": True}, f"the loader is Poisson: {description}")
     if loader_rate is None:
         return (poisson,)
-    return (poisson, _rates(loader_rate, accounted_rate, raised_in))
+    rates: dict[str, Any] = {"loader_rate": loader_rate, "accounted_rate": accounted_rate}
+    if raised_in is not None:
+        rates["raised_in"] = raised_in
+    return poisson, SAMPLING_RATE.judged(rates, _drawn_more_often(rates))
 
 
 def shuffled_result(kind: LoaderKind, description: str, *, once: bool) -> CheckResult:
@@ -729,14 +732,6 @@ def shuffled_result(kind: LoaderKind, description: str, *, once: bool) -> CheckR
     )
     known = {"poisson": True} if kind == "poisson" else {}
     return NOT_POISSON.not_run(message, {"sampling": "shuffled", **known})
-
-
-def _rates(loader_rate: float, accounted_rate: float, raised_in: int | None) -> CheckResult:
-    """Return the result of `sampling.rate`."""
-    evidence: dict[str, Any] = {"loader_rate": loader_rate, "accounted_rate": accounted_rate}
-    if raised_in is not None:
-        evidence["raised_in"] = raised_in
-    return SAMPLING_RATE.judged(evidence, _drawn_more_often(evidence))
 
 
 def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult:

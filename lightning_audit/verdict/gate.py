@@ -71,14 +71,10 @@ def composed_again(report: AuditReport) -> float | None:
     # An edited report may have an epsilon of almost zero, which takes minutes to resolve.
     stated, _ = _composed(report)
     resolution = max(RESOLUTION, 0.25 * COMPOSITION_ERROR * (1.0 if stated is None else stated))
-    about: Any = (
-        report.delta,
-        adjacency,
-        "mean",
-        resolution,
-        _claims(report, "items_per_record") or 1,
-    )
-    epsilons = [composed_epsilon([Phase(*each) for each in one], *about) for one in histories]
+    items: Any = _claims(report, "items_per_record") or 1
+    about = {"adjacency": adjacency, "resolution": resolution, "items": items}
+    phases = ([Phase(*each) for each in history] for history in histories)
+    epsilons = [composed_epsilon(steps, report.delta, **about) for steps in phases]
     known = [epsilon for epsilon in epsilons if epsilon is not None]
     return max(known) if len(known) == len(epsilons) else None
 

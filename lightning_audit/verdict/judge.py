@@ -18,7 +18,7 @@ import numpy as np
 
 from lightning_audit import _validate
 from lightning_audit.accounting.composition import exceeds
-from lightning_audit.checks.check import REGISTRY
+from lightning_audit.checks.check import REGISTRY, in_order
 from lightning_audit.checks.clipping import SENSITIVITY
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise import NOISE_CANARY, SHOW_THE_RELEASE, PooledSums
@@ -125,14 +125,12 @@ def describe_examined(checks: Iterable[CheckResult]) -> str:
     unseen = [f"{', '.join(names)} ({why})" for why, names in reasons.items()]
     if COUPLING.name in asked and (why := asked[COUPLING.name].evidence.get("before")):
         unseen.append(f"what is before the step ({why})")
-    examined = "examined by replay: " + ", ".join(_OF[name] for name in asked)
-    return "; ".join(
-        [
-            *["by canaries and noise"] * bool(reasons),
-            *[examined] * bool(asked),
-            *[f"not examined: {'; '.join(unseen)}"] * bool(unseen),
-        ]
+    parts = (
+        "by canaries and noise" if reasons else "",
+        f"examined by replay: {', '.join(_OF[name] for name in asked)}" if asked else "",
+        f"not examined: {'; '.join(unseen)}" if unseen else "",
     )
+    return "; ".join(filter(None, parts))
 
 
 # --- Reasons that block a pass: the same rules for the verdict of a run and for the gate.
@@ -290,10 +288,10 @@ def blockers_of_run(
     if epsilon_spent is None and not mechanism_alone and stepped:
         blockers.append(NOT_COUNTED if settings.claimed_epsilon is None else _NOT_CHECKED)
     found: dict[str, list[str]] = {}
-    for name, known in REGISTRY.items():
-        if known.blocks is not None and name not in settings.allow:
-            for why in filter(None, map(known.blocks, (c for c in checks if c.name == name))):
-                found.setdefault(why, []).append(name)
+    for check in in_order(checks):
+        why = REGISTRY[check.name].blocker(check)
+        if why and check.name not in settings.allow:
+            found.setdefault(why, []).append(check.name)
     blockers += [_of_checks(names, why) for why, names in found.items()]
     if undecided := [check.name for check in checks if check.status == "undecided"]:
         why = f"a fault, or post-processing of correct noise; {SHOW_THE_RELEASE}"
@@ -545,7 +543,7 @@ def held(
     claim_holds = not by["claimed"]
     if stated is not None:  # the statement may be above the epsilon that holds
         claim_holds = spent is not None and not exceeds(spent, stated)
-    names = dict.fromkeys(check.name for checks in by.values() for check in checks)
+    names = {check.name for checks in by.values() for check in checks}
     return Held(
         tuple(name for name in REGISTRY if name in names),
         claimed if claim_holds or stated is not None else None,
@@ -566,18 +564,18 @@ def named(
         settings: settings of the audit.
         unaudited: parameters that changed although no private optimizer trains them.
     """
-    names = [c.name for c in checks if c.status == "allowed" or _vouched(c, settings)]
+    # Those that could not test what a pass needs have a blocker.
+    names = [
+        check.name
+        for check in checks
+        if check.status == "allowed"
+        or (check.name in settings.allow and REGISTRY[check.name].blocker(check))
+    ]
     exempt = any(c.name == NO_DP.name and c.evidence.get("exempt_steps") for c in checks)
     scoped = (*OF_PARAMETERS, NO_DP.name) if exempt else OF_PARAMETERS
     names += [f"{one.finding}{one.scope}" for one in settings.exemptions if one.finding in scoped]
     names += [name for name in OF_PARAMETERS if unaudited and name in settings.allow]
     return tuple(dict.fromkeys(names))
-
-
-def _vouched(check: CheckResult, settings: OutcomeSettings) -> bool:
-    """Whether the user allows a check that could not test what a pass needs."""
-    known = REGISTRY[check.name]
-    return check.name in settings.allow and known.blocks is not None and bool(known.blocks(check))
 
 
 def with_allowed(verdict: Verdict, names: Sequence[str], held: Held, delta: float) -> Verdict:
@@ -729,14 +727,13 @@ def judge(
         violated = [check for check in checks if check.status == "violated"]
         return _violation(violated, monitor, seen.oversize if seen else math.inf, processes)
     if outcome == "INCONCLUSIVE":
-        lost = any(check.name in _OF and unanswered(check) for check in checks)
-        more = "no check failed, but a PASS needs more than this run has shown"
+        summary = "no check failed, but a PASS needs more than this run has shown"
+        if any(check.name in _OF and unanswered(check) for check in checks):
+            summary += f"; {describe_examined(checks)}"
         return Verdict(
             "INCONCLUSIVE",
             None,
-            _NO_EPSILON
-            if NOT_COUNTED in blockers
-            else "; ".join([more, *[describe_examined(checks)] * lost]),
+            _NO_EPSILON if NOT_COUNTED in blockers else summary,
             advice="resolve the items under Missing; on_inconclusive='raise' makes such a run fail",
             pass_blockers=tuple(blocker.sentence for blocker in blockers),
         )
