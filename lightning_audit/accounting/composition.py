@@ -583,16 +583,16 @@ class PassCounter:
         self._before = [int(each) for each in state["steps"]]
 
 
-def passes_taken(taken: Sequence[Phase], told: Sequence[Phase], passes: int) -> Phase:
+def passes_taken(taken: Sequence[Phase], recorded: Sequence[Phase], passes: int) -> Phase:
     """Return the phase whose epsilon a training on shuffled batches spends.
 
     Args:
         taken: the steps, at any rate; not empty.
-        told: phases of the accountants, which are more if the model was trained before.
+        recorded: phases of the accountants, which are more if the model was trained before.
         passes: number of passes of the steps; see `PassCounter`.
 
     Returns:
         Passes with the least noise; `epsilon_of_history` composes them as `epsilon_of_passes`.
     """
-    least = min(phase.noise_multiplier for phase in (*taken, *told))
-    return Phase(least, 1.0, max(1, passes, passes_of(told)))
+    least = min(phase.noise_multiplier for phase in (*taken, *recorded))
+    return Phase(least, 1.0, max(1, passes, passes_of(recorded)))

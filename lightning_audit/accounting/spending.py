@@ -393,7 +393,7 @@ def _least_epsilon(taken: Sequence[Phase], part: ProvedPart, delta: float, enoug
         return epsilon(_phases(bet, counts, mu))
 
     if len(orders) == 1:
-        return of_mu(_scaled(bet, *_of_table(bet, counts, orders)))
+        return epsilon(*cheapest(bet, taken, orders))
     # The same proof admits steps that leak at equal ratios.
     least = epsilon([one for one in leaking(taken, part.ratio) if one.noise_multiplier > 0])
     courses = [_scaled(bet, mu) for mu in _of_table(bet, counts, orders)]

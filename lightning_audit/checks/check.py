@@ -753,21 +753,9 @@ MISSING = 0.1
 _PARAMETERS = ("parameters", "flagged")
 #: Keys that only rules use.
 _INTERNAL = (
-    "added_ratio",
-    "alike",
-    "allowed",
-    "doubts",
-    "examined",
-    "findings",
-    "flagged_noise_ratio",
-    "flagged_ratio",
-    "in_one_tensor",
-    "kind",
-    "of",
-    "passes_whole",
-    "ratio_of_the_others",
-    "smallest_ratio",
-    "where",
+    *("added_ratio", "alike", "allowed", "doubts", "examined", "findings", "flagged_noise_ratio"),
+    *("flagged_ratio", "in_one_tensor", "kind", "of", "passes_whole", "ratio_of_the_others"),
+    *("smallest_ratio", "where"),
 )
 _PLACES = (*STEPS, *_PARAMETERS, "process")
 
@@ -908,8 +896,8 @@ class Case:
         values = {**evidence, **said}
         seen = measured or ("" if sentence else fault.measured.format(**values))
         words = ": ".join(filter(None, (sentence or fault.sentence.format(**values), seen)))
-        told = fault.name, words, finding, look_at, dict(evidence), place, entailed
-        return Candidate(LikelyFault(*told, seen=seen), explains)
+        about = fault.name, words, finding, look_at, dict(evidence), place, entailed
+        return Candidate(LikelyFault(*about, seen=seen), explains)
 
 
 def named_tensors(monitor: Monitored, labels: Iterable[str]) -> tuple[str, ...]:

@@ -598,22 +598,8 @@ EARLIER, SEED = "earlier", "seed"
 #: Number of kinds that may be tested in a look at several draws of one step.
 _OF_DRAWS = len(FAMILIES) + len((MISSING, OF_RECORDS, EARLIER, SEED))
 #: Kinds more specific than small noise or another shape, and the log e-value that makes one clear.
-_SHARPEST = (
-    OF_RECORDS,
-    "one_value",
-    "twice",
-    "tensors",
-    "draws",
-    "low_rank",
-    "few_values",
-    "neighbours",
-    TOGETHER,
-    MISSING,
-    EARLIER,
-    SEED,
-    SCALE,
-    TENSOR,
-)
+_OF_VALUES = (kind for kind in FAMILIES if kind not in (SMALL, "tails"))
+_SHARPEST = (OF_RECORDS, *_OF_VALUES, MISSING, EARLIER, SEED, SCALE, TENSOR)
 _CLEAR = 14.0
 #: Significance of a look outside of a run.
 _ALONE = 1e-3

@@ -223,7 +223,7 @@ def _of_numbers(report: AuditReport, settings: OutcomeSettings, now: Held) -> It
     """Yield numbers that differ between two places."""
     steps = sum(one.steps for one in report.optimizers)
     stated = settings.claimed_epsilon
-    told = {
+    pairs = {
         "delta": (report.delta, settings.delta),
         "epsilon_spent": (report.epsilon_spent, now.spent),
         "claimed_epsilon": (report.claimed_epsilon, now.claimed),
@@ -232,7 +232,7 @@ def _of_numbers(report: AuditReport, settings: OutcomeSettings, now: Held) -> It
         "steps": (report.steps, steps),
         "the sum of steps in history": (sum(phase[2] for phase in report.history), steps),
     }
-    for name, (here, there) in told.items():
+    for name, (here, there) in pairs.items():
         if here != there:
             yield f"{name} is {here}, and {there} elsewhere"
     if not now.lower_holds and report.epsilon_lower is not None:

@@ -418,13 +418,12 @@ class PowerModel:
     def noise(self, ratio: float, steps: int | None = None) -> float:
         """Return the probability that noise of ``ratio`` times the claim is flagged."""
         steps = self._steps if steps is None else steps
-        best = 0.0
+        powers = [0.0]
         for group in self._noise:
             if seen := int(steps * group.rate):
-                significance = REGISTRY[group.check].share * self._significance
-                power = noise_power(group.coordinates, seen, ratio, group.data, significance)
-                best = max(best, power)
-        return best
+                level = REGISTRY[group.check].share * self._significance
+                powers.append(noise_power(group.coordinates, seen, ratio, group.data, level))
+        return max(powers)
 
     def sensitivity(self, shift: float, steps: int | None = None) -> float:
         """Return the probability that canaries which add ``shift`` times the claim are flagged."""
