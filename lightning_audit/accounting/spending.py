@@ -301,10 +301,11 @@ def epsilon_at_ratio(
     ratio: float,
     delta: float,
     adjacency: Adjacency = "add_remove",
-    *,
-    lower: bool = True,
 ) -> float | None:
-    """Return the epsilon of a history with every noise multiplier divided by ``ratio``.
+    """Return a lower bound on the epsilon of a history, each noise multiplier over ``ratio``.
+
+    Each approximation is rounded down; with more than a million steps it is that of the first
+    million.
 
     Args:
         history: Phases in any order.
@@ -312,16 +313,13 @@ def epsilon_at_ratio(
         delta: Delta in (0, 1).
         adjacency: See `accounting.composition.epsilon_of_history`; a lower bound for
             "add_remove" is also one for "replace_one".
-        lower: Whether to return a lower bound, with each approximation rounded down; with more
-            than a million steps it is that of the first million.
 
     Returns:
         Epsilon; None if a sample rate is unknown.
     """
     if ratio == 0.0:
         return 0.0 if rates_known(history) else None
-    composed = _first_steps(history) if lower else history
-    return composed_epsilon(leaking(composed, ratio), delta, adjacency, "up" if lower else "mean")
+    return composed_epsilon(leaking(_first_steps(history), ratio), delta, adjacency, "up")
 
 
 def epsilon_of_parts(
