@@ -261,11 +261,7 @@ def _epsilon_on_grid(
 
 
 def composed_loss(
-    phases: Sequence[Phase],
-    grid: float,
-    adjacency: Adjacency,
-    tail_mass: float,
-    items: int = 1,
+    phases: Sequence[Phase], grid: float, adjacency: Adjacency, tail_mass: float, items: int = 1
 ) -> PrivacyLossDistribution:
     """Return the distribution of the privacy loss of a history, rounded to the pessimistic side.
 
@@ -325,11 +321,7 @@ def attack_tpr(history: Sequence[Phase], fpr: float, adjacency: Adjacency = "add
 
 
 def noise_for_attack(
-    tpr: float,
-    fpr: float,
-    sample_rate: float,
-    steps: int,
-    adjacency: Adjacency = "add_remove",
+    tpr: float, fpr: float, sample_rate: float, steps: int, adjacency: Adjacency = "add_remove"
 ) -> float:
     """Return the least noise multiplier at which no attack exceeds a true positive rate.
 

@@ -297,10 +297,7 @@ def costlier(
 
 
 def epsilon_at_ratio(
-    history: Sequence[Phase],
-    ratio: float,
-    delta: float,
-    adjacency: Adjacency = "add_remove",
+    history: Sequence[Phase], ratio: float, delta: float, adjacency: Adjacency = "add_remove"
 ) -> float | None:
     """Return a lower bound on the epsilon of a history, each noise multiplier over ``ratio``.
 

@@ -583,6 +583,12 @@ Recorded = Sequence[Sequence[float]]
 
 #: Relative difference of two noise multipliers that are one.
 _EQUAL = 1e-3
+#: Why the accountant's record is unknown, by `Ledger.hook`.
+_NOT_READ = {
+    "unread": "the accountant that the optimizer's step hook calls cannot be identified: attach "
+    "accountant.get_optimizer_hook_fn(sample_rate), or state PrivacyClaim(sample_rate=...)",
+    "none": "no accountant records the steps",
+}
 
 
 @dataclass
@@ -666,39 +672,28 @@ class Ledger:
     def _of_schedule(self) -> CheckResult:
         # The number of batches is not shown: for split batches it depends on the data.
         evidence = {name: getattr(self, name) for name in ("steps", "changes", "left_out")}
-        found = [
-            f"noise_multiplier changed at {self.changes} of {self.steps} steps"
-            * bool(self.changes),
-            f"{self.left_out} of {self.steps + self.left_out} batches made no step"
-            * bool(self.left_out),
-        ]
-        if what := " and ".join(filter(None, found)):
-            return LEDGER_SCHEDULE.not_run(f"{what}, by {UNKNOWN_SCHEDULE}", evidence)
+        found = []
+        if self.changes:
+            found.append(f"noise_multiplier changed at {self.changes} of {self.steps} steps")
+        if self.left_out:
+            batches = self.steps + self.left_out
+            found.append(f"{self.left_out} of {batches} batches made no step")
+        if found:
+            message = f"{' and '.join(found)}, by {UNKNOWN_SCHEDULE}"
+            return LEDGER_SCHEDULE.not_run(message, evidence)
         return LEDGER_SCHEDULE.judged(evidence)
 
     def _of_accountant(self, recorded: Recorded, taken: Sequence[Phase]) -> CheckResult:
-        if self.hook != "read":
-            why = (
-                "the accountant that the optimizer's step hook calls cannot be identified: attach "
-                "accountant.get_optimizer_hook_fn(sample_rate), or state "
-                "PrivacyClaim(sample_rate=...)"
-                if self.hook == "unread"
-                else "no accountant records the steps"
-            )
-            return LEDGER_ACCOUNTANT.not_run(why, {"hook": self.hook})
+        if self.hook in _NOT_READ:
+            return LEDGER_ACCOUNTANT.not_run(_NOT_READ[self.hook], {"hook": self.hook})
         known = sum(int(number) for *_, number in recorded)
         steps = sum(int(phase.steps) for phase in taken)
         missing = max(0, steps - self.taken_before - max(0, known - self.told_before))
         # With several accountants it is unknown which parts of their histories are earlier.
         plain = not missing and (self.accountants < 2 or not self.told_before)
         more = _more_noise(_since(recorded, self.told_before), taken) if plain else None
-        evidence = {
-            "hook": self.hook,
-            "steps": steps,
-            "told": known,
-            "missing": missing,
-            "told_noise": more,
-        }
+        evidence = {"hook": self.hook, "steps": steps, "told": known, "missing": missing}
+        evidence["told_noise"] = more
         return LEDGER_ACCOUNTANT.judged(evidence, f"the accountant recorded all {steps} steps")
 
 

@@ -601,18 +601,13 @@ def clipping_candidates(case: Case, monitor: Monitored) -> list[Candidate]:
     elif not loose:
         by_part = _by_part(monitor)
         found += [by_part] if by_part else _of_norm(case, monitor)
+    explains = (SENSITIVITY.name, *group("clipping"), *group("replay"), *group("leakage"))
     return [
         case.candidate(
-            named.fault,
-            finding,
-            named.sentence,
-            {**evidence, **named.evidence},
-            named.parameters,
-            (SENSITIVITY.name, *group("clipping"), *group("replay"), *group("leakage")),
-            named.seen,
+            n.fault, finding, n.sentence, {**evidence, **n.evidence}, n.parameters, explains, n.seen
         )
-        for named in found
-        if named is not None
+        for n in found
+        if n is not None
     ]
 
 

@@ -259,11 +259,7 @@ def _scale(case: Case, monitor: Monitored, finding: str) -> list[Candidate]:
     size, limits = _size(case, monitor, finding, added)
     of_batch = batch > 1 and _WIDE_BAND[0] < ratio * batch < _WIDE_BAND[1]
     rows: list[tuple[bool, Fault, dict[str, float]]] = [
-        (
-            of_batch and added * batch > _WIDE_BAND[0],
-            DIVIDED_AGAIN,
-            {"expected_batch_size": batch},
-        ),
+        (of_batch and added * batch > _WIDE_BAND[0], DIVIDED_AGAIN, {"expected_batch_size": batch}),
         (case.processes > 1 and _fits(ratio * root), AVERAGED, {"processes": case.processes}),
         (0.0 < norm < 1.0 and _fits(ratio / norm), SQUARED_NORM, {"max_grad_norm": norm}),
         (

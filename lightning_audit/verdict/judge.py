@@ -778,9 +778,7 @@ def judge_all(
 
 
 def joined(
-    blockers: Sequence[Sequence[PassBlocker]],
-    labels: Sequence[str],
-    of_run: Sequence[PassBlocker],
+    blockers: Sequence[Sequence[PassBlocker]], labels: Sequence[str], of_run: Sequence[PassBlocker]
 ) -> tuple[PassBlocker, ...]:
     """Return the blockers of all private optimizers, each of a single one with its label.
 
@@ -888,10 +886,7 @@ _ADVICE = (
 
 
 def failed_report(
-    before: AuditReport | None,
-    config: OutcomeSettings,
-    settings: Mapping[str, Any],
-    failure: str,
+    before: AuditReport | None, config: OutcomeSettings, settings: Mapping[str, Any], failure: str
 ) -> AuditReport:
     """Return the last report of a training whose audit failed, from plain values alone.
 
