@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -173,10 +174,9 @@ def inverse_square(phase: Phase) -> float:
 
 def merge(history: Iterable[Phase]) -> list[Phase]:
     """Add up phases with equal mechanisms, in the order of their first appearance."""
-    steps: dict[tuple[float, float | None], int] = {}
+    steps: Counter[tuple[float, float | None]] = Counter()
     for phase in history:
-        mechanism = (phase.noise_multiplier, phase.sample_rate)
-        steps[mechanism] = steps.get(mechanism, 0) + phase.steps
+        steps[phase.noise_multiplier, phase.sample_rate] += phase.steps
     return [Phase(sigma, rate, count) for (sigma, rate), count in steps.items()]
 
 

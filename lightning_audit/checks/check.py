@@ -142,12 +142,12 @@ def evidence_in(part: object) -> Iterator[Evidence]:
 
 
 def _evidence_in(part: object, packages: set[str], seen: set[int]) -> Iterator[Evidence]:
+    inner: Iterable[object] = ()
     match part:
         case Evidence():
-            inner: Iterable[object] = ()
             yield part
         case Check():
-            inner = ()
+            pass
         case dict():
             inner = part.values()
         case list() | tuple():
@@ -155,8 +155,6 @@ def _evidence_in(part: object, packages: set[str], seen: set[int]) -> Iterator[E
         case _ if type(part).__module__.partition(".")[0] in packages and id(part) not in seen:
             seen.add(id(part))  # objects of other packages may refer to each other
             inner = vars(part).values()
-        case _:
-            inner = ()
     for item in inner:
         yield from _evidence_in(item, packages, seen)
 
