@@ -427,8 +427,16 @@ class Check:
 
     @property
     def share(self) -> float:
-        """Share of the significance, or of the second one if it warns: see `registry.shares`."""
-        return share(self)
+        """Share of the significance: its part of all weights, times `_HANDED_OUT`.
+
+        Adding a check costs the others almost nothing: all shares shrink a little. Checks that only
+        warn share a second significance of the same size.
+        """
+        if not self.weight:
+            return 0.0
+        weights = {c.name: c.weight for c in REGISTRY.values() if c.warns == self.warns}
+        weights[self.name] = self.weight  # the check need not be registered
+        return _HANDED_OUT * self.weight / math.fsum(weights.values())
 
     def test(self, significance: float) -> Evidence:
         """Return an empty e-process of this check, at its share of a run's significance."""
@@ -649,19 +657,6 @@ REGISTRY: MutableMapping[str, Check] = _Registry()
 #: Part of the significance that is assigned to checks; part of all decisions of replays whether
 #: noise hides a record; the rest is reserved for future checks.
 _HANDED_OUT, OF_REPLAYS = 0.9, 0.05
-
-
-def share(check: Check) -> float:
-    """Return a check's share of the significance: its part of all weights, times `_HANDED_OUT`.
-
-    Adding a check costs the others almost nothing: all shares shrink a little. Checks that only
-    warn share a second significance of the same size.
-    """
-    if not check.weight:
-        return 0.0
-    weights = {c.name: c.weight for c in REGISTRY.values() if c.warns == check.warns}
-    weights[check.name] = check.weight  # the check need not be registered
-    return _HANDED_OUT * check.weight / math.fsum(weights.values())
 
 
 def shares(*, warns: bool = False) -> dict[str, float]:

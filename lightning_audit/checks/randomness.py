@@ -102,15 +102,10 @@ class ReuseCheck(Statistic):
             self._others[f"reuse.{name}"].update(log_e, seen.step[known][at])
 
     @property
-    def lags(self) -> int:
-        """Number of lags at which steps are compared; see `lag`."""
-        return self._lags
-
-    @property
     def lag(self) -> int:
         """The shortest lag at which readings agree about as well as at any lag, in steps.
 
-        A number above `lags` means the same place in another epoch.
+        A number above the number of short lags means the same place in another epoch.
         """
         seen = self._lag_count > 0
         if not seen.any():
@@ -529,7 +524,7 @@ def _repeated(case: Case, monitor: Monitored) -> Candidate | None:
         return None
     if RECURRENCE.name in case.violated and not _comes_back_regularly(monitor):
         return None
-    in_epochs = reuse.lag > reuse.lags
+    in_epochs = reuse.lag > monitor.header.lags
     fault = IN_A_CYCLE if reuse.lag > 1 else AT_EVERY_STEP
     if in_epochs:
         fault = IN_EVERY_EPOCH
