@@ -109,7 +109,8 @@ class PrivacyClaim:
             raise ValueError(f"PrivacyClaim() claims nothing; give at least one of {names}.")
         for name, value in given.items():
             # Plain numbers, so that a claim made of NumPy numbers can be written as JSON.
-            object.__setattr__(self, name, _CHECKS[name](name, value, _ADVICE[name]))
+            check, advice = _CHECKS[name]
+            object.__setattr__(self, name, check(name, value, advice))
         if self.epsilon is not None and self.delta is None:
             advice = f"epsilon={self.epsilon!r} is claimed at a delta, such as 1e-5"
             _validate.open_unit("delta", self.delta, advice)
@@ -231,33 +232,25 @@ def _coefficients(name: str, value: Any, advice: str) -> tuple[float, ...]:
     return found
 
 
-_CHECKS: dict[str, Callable[[str, Any, str], Any]] = {
-    "epsilon": _validate.positive,
-    "delta": _validate.open_unit,
-    "noise_multiplier": _validate.positive,
-    "sample_rate": _validate.rate,
-    "steps": _validate.positive_int,
-    "max_grad_norm": _validate.positive,
-    "expected_batch_size": _validate.positive,
-    "adjacency": _adjacency,
-    "private_dataset_size": _flag,
-    "noise_coefficients": _coefficients,
-    "sampling": _sampling,
-    "new_data": _flag,
-    "items_per_record": _validate.positive_int,
-}
-_ADVICE = {
-    "epsilon": "leave it out to take the accountant's own epsilon",
-    "delta": "such as 1e-5, well below one over the number of records",
-    "noise_multiplier": "training without noise has no privacy to claim",
-    "sample_rate": "expected batch size over number of records",
-    "steps": "count optimizer steps, not epochs",
-    "max_grad_norm": "it is the clipping norm of a record's gradient",
-    "expected_batch_size": "sample rate times number of records",
-    "adjacency": "or leave it out for add_remove",
-    "private_dataset_size": "True if the number of records must stay secret",
-    "noise_coefficients": "such as (1.0, -0.5, -0.25), the weight of the present draw first",
-    "sampling": "or leave it out for poisson, which accountants assume",
-    "new_data": "True if no record was in the training that this one continues",
-    "items_per_record": "1 if each item of the data set is a record of its own",
+#: How each field is checked, and the advice of an error.
+_CHECKS: dict[str, tuple[Callable[[str, Any, str], Any], str]] = {
+    "epsilon": (_validate.positive, "leave it out to take the accountant's own epsilon"),
+    "delta": (_validate.open_unit, "such as 1e-5, well below one over the number of records"),
+    "noise_multiplier": (_validate.positive, "training without noise has no privacy to claim"),
+    "sample_rate": (_validate.rate, "expected batch size over number of records"),
+    "steps": (_validate.positive_int, "count optimizer steps, not epochs"),
+    "max_grad_norm": (_validate.positive, "it is the clipping norm of a record's gradient"),
+    "expected_batch_size": (_validate.positive, "sample rate times number of records"),
+    "adjacency": (_adjacency, "or leave it out for add_remove"),
+    "private_dataset_size": (_flag, "True if the number of records must stay secret"),
+    "noise_coefficients": (
+        _coefficients,
+        "such as (1.0, -0.5, -0.25), the weight of the present draw first",
+    ),
+    "sampling": (_sampling, "or leave it out for poisson, which accountants assume"),
+    "new_data": (_flag, "True if no record was in the training that this one continues"),
+    "items_per_record": (
+        _validate.positive_int,
+        "1 if each item of the data set is a record of its own",
+    ),
 }

@@ -12,7 +12,7 @@ import numpy as np
 import scipy
 
 from lightning_audit import _validate
-from lightning_audit.accounting.history import Phase, bucket_up, inverse_square, merge
+from lightning_audit.accounting.history import Phase, bucket_up, mean_noise, merge
 from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 if TYPE_CHECKING:
@@ -26,19 +26,16 @@ COMPOSITION_ERROR = 0.005
 #: Resolution of a composition's grid for an epsilon of practically zero.
 RESOLUTION = 1e-6
 
-_LEAST, _MOST = 0.01, 0.02
 
-
-def exceeds(epsilon: float, claimed_epsilon: float, error: float = COMPOSITION_ERROR) -> bool:
+def exceeds(epsilon: float, claimed_epsilon: float) -> bool:
     """Return whether ``epsilon`` is above the claim by more than the error of composition.
 
-    The margin is 1 % of the claim, or twice the error if that is more, and at most 2 %. It is at
-    least a millionth, which is what a composition resolves.
+    The margin is twice that error, 1 % of the claim, and at least a millionth, which is what a
+    composition resolves.
 
     Args:
         epsilon: Epsilon to compare, >= 0.
         claimed_epsilon: Claimed epsilon, >= 0.
-        error: Relative error of ``epsilon``; by default that of one composition.
 
     Returns:
         True if epsilon exceeds the claim.
@@ -47,8 +44,7 @@ def exceeds(epsilon: float, claimed_epsilon: float, error: float = COMPOSITION_E
         >>> exceeds(1.009, 1.0), exceeds(1.011, 1.0), exceeds(0.0102, 0.01)
         (False, True, True)
     """
-    share = min(max(_LEAST, 2.0 * error), _MOST)
-    return epsilon > claimed_epsilon + max(share * claimed_epsilon, RESOLUTION)
+    return epsilon > claimed_epsilon + max(2.0 * COMPOSITION_ERROR * claimed_epsilon, RESOLUTION)
 
 
 # --- The epsilon of a training history: composition of Poisson-subsampled Gaussian steps.
@@ -196,9 +192,8 @@ def epsilon_of_history(
 def _uniform(phases: Sequence[Phase]) -> Phase:
     """Return one phase of about the same cost, which is enough to choose a grid and rarely new."""
     steps = sum(phase.steps for phase in phases)
-    mean = sum(phase.steps * math.expm1(inverse_square(phase)) for phase in phases) / steps
     rate = sum(phase.steps * phase.known_rate for phase in phases) / steps
-    return Phase(1.0 / math.sqrt(math.log1p(mean)), min(bucket_up(rate, _LIKE), 1.0), steps)
+    return Phase(mean_noise(phases), min(bucket_up(rate, _LIKE), 1.0), steps)
 
 
 def _round_down(phase: Phase) -> Phase:
@@ -210,8 +205,13 @@ def _round_down(phase: Phase) -> Phase:
 def _unsampled_epsilon(
     phases: Sequence[Phase], delta: float, adjacency: Adjacency, items: int = 1
 ) -> float:
-    mu = items * math.sqrt(sum(phase.steps / phase.noise_multiplier**2 for phase in phases))
-    return float(gaussian_epsilon(2.0 * mu if adjacency == "replace_one" else mu, delta))
+    return float(gaussian_epsilon(items * unsampled_mu(phases, adjacency), delta))
+
+
+def unsampled_mu(history: Sequence[Phase], adjacency: Adjacency = "add_remove") -> float:
+    """Return mu of Gaussian DP of the same steps on full batches; noise must be above 0."""
+    mu = math.sqrt(sum(phase.steps / phase.noise_multiplier**2 for phase in history))
+    return 2.0 * mu if adjacency == "replace_one" else mu
 
 
 def _expected_loss(phases: Sequence[Phase]) -> float:
@@ -261,11 +261,7 @@ def _epsilon_on_grid(
 
 
 def composed_loss(
-    phases: Sequence[Phase],
-    grid: float,
-    adjacency: Adjacency,
-    tail_mass: float,
-    items: int = 1,
+    phases: Sequence[Phase], grid: float, adjacency: Adjacency, tail_mass: float, items: int = 1
 ) -> PrivacyLossDistribution:
     """Return the distribution of the privacy loss of a history, rounded to the pessimistic side.
 
@@ -325,11 +321,7 @@ def attack_tpr(history: Sequence[Phase], fpr: float, adjacency: Adjacency = "add
 
 
 def noise_for_attack(
-    tpr: float,
-    fpr: float,
-    sample_rate: float,
-    steps: int,
-    adjacency: Adjacency = "add_remove",
+    tpr: float, fpr: float, sample_rate: float, steps: int, adjacency: Adjacency = "add_remove"
 ) -> float:
     """Return the least noise multiplier at which no attack exceeds a true positive rate.
 
@@ -405,8 +397,8 @@ _CELLS_PER_DEVIATION, _MOST_HALVINGS = 250.0, 8
 _WIDEST, _NARROWEST = 1.0, 1e-5
 # Mass that a composition may move to an infinite loss; it adds to the total variation.
 _VARIATION_TAIL_MASS = 1e-13
-# As in `epsilon_of_history`: longer histories take minutes and gigabytes on a grid.
-_LONGEST_HISTORY, _LARGEST_LOSS = 10**7, 1e6
+# Above this, the total variation is practically 1.
+_LARGEST_LOSS = 1e6
 
 
 def total_variation(history: Sequence[Phase], *, adjacency: Adjacency = "add_remove") -> float:
@@ -454,28 +446,21 @@ def total_variation(history: Sequence[Phase], *, adjacency: Adjacency = "add_rem
     unsampled = float(scipy.special.erf(unsampled_mu(phases, adjacency) / math.sqrt(8.0)))
     if all(phase.known_rate == 1 for phase in phases):
         return unsampled
-    loss = sum(p.steps * p.known_rate / (2.0 * p.noise_multiplier**2) for p in phases)
-    if sum(phase.steps for phase in phases) > _LONGEST_HISTORY or loss > _LARGEST_LOSS:
+    if sum(phase.steps for phase in phases) > _LONGEST or _expected_loss(phases) > _LARGEST_LOSS:
         return unsampled
     return min(_on_fine_grid(tuple(phases), adjacency), unsampled)
-
-
-def unsampled_mu(history: Sequence[Phase], adjacency: Adjacency = "add_remove") -> float:
-    """Return mu of Gaussian DP of the same steps on full batches; noise must be above 0."""
-    mu = math.sqrt(sum(phase.steps / phase.noise_multiplier**2 for phase in history))
-    return 2.0 * mu if adjacency == "replace_one" else mu
 
 
 @lru_cache(maxsize=256)
 def _on_fine_grid(phases: tuple[Phase, ...], adjacency: Adjacency) -> float:
     grid = min(max(_spread(phases) / _CELLS_PER_DEVIATION, _NARROWEST), _WIDEST)
-    coarse = _on_grid(phases, grid, adjacency)
-    for _ in range(_MOST_HALVINGS):
-        grid /= 2.0
-        fine = _on_grid(phases, grid, adjacency)
+    coarse = math.inf
+    for _ in range(1 + _MOST_HALVINGS):
+        loss = composed_loss(phases, grid, adjacency, _VARIATION_TAIL_MASS)
+        fine = min(float(loss.get_delta_for_epsilon(0.0)), 1.0)
         if coarse - fine <= _PRECISION * fine:
             return fine
-        coarse = fine
+        grid, coarse = grid / 2.0, fine
     return coarse
 
 
@@ -486,11 +471,6 @@ def _spread(phases: Sequence[Phase]) -> float:
         for phase in phases
     )
     return math.sqrt(sum(parts))
-
-
-def _on_grid(phases: Sequence[Phase], grid: float, adjacency: Adjacency) -> float:
-    loss = composed_loss(phases, grid, adjacency, _VARIATION_TAIL_MASS)
-    return min(float(loss.get_delta_for_epsilon(0.0)), 1.0)
 
 
 # --- Epsilon of passes over shuffled or fixed batches, and the number of passes of a training.
@@ -591,16 +571,16 @@ class PassCounter:
         self._before = [int(each) for each in state["steps"]]
 
 
-def passes_taken(taken: Sequence[Phase], told: Sequence[Phase], passes: int) -> Phase:
+def passes_taken(taken: Sequence[Phase], recorded: Sequence[Phase], passes: int) -> Phase:
     """Return the phase whose epsilon a training on shuffled batches spends.
 
     Args:
         taken: the steps, at any rate; not empty.
-        told: phases of the accountants, which are more if the model was trained before.
+        recorded: phases of the accountants, which are more if the model was trained before.
         passes: number of passes of the steps; see `PassCounter`.
 
     Returns:
         Passes with the least noise; `epsilon_of_history` composes them as `epsilon_of_passes`.
     """
-    least = min(phase.noise_multiplier for phase in (*taken, *told))
-    return Phase(least, 1.0, max(1, passes, passes_of(told)))
+    least = min(phase.noise_multiplier for phase in (*taken, *recorded))
+    return Phase(least, 1.0, max(1, passes, passes_of(recorded)))

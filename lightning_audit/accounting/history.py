@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -153,13 +154,16 @@ def _bucketed(
         buckets.setdefault(key, []).append(phase)
     short = []
     for (upper, rate), phases in buckets.items():
-        steps = sum(phase.steps for phase in phases)
-        sigma = upper
-        if rounding == "mean" and upper > 0:
-            mean = sum(p.steps * math.expm1(inverse_square(p)) for p in phases) / steps
-            sigma = 1.0 / math.sqrt(math.log1p(mean))
-        short.append(Phase(sigma, rate, steps))
+        sigma = mean_noise(phases) if rounding == "mean" and upper > 0 else upper
+        short.append(Phase(sigma, rate, sum(phase.steps for phase in phases)))
     return short
+
+
+def mean_noise(phases: Sequence[Phase]) -> float:
+    """Return the noise multiplier that keeps the mean chi-square divergence of the steps."""
+    steps = sum(phase.steps for phase in phases)
+    mean = sum(phase.steps * math.expm1(inverse_square(phase)) for phase in phases) / steps
+    return 1.0 / math.sqrt(math.log1p(mean))
 
 
 def inverse_square(phase: Phase) -> float:
@@ -170,10 +174,9 @@ def inverse_square(phase: Phase) -> float:
 
 def merge(history: Iterable[Phase]) -> list[Phase]:
     """Add up phases with equal mechanisms, in the order of their first appearance."""
-    steps: dict[tuple[float, float | None], int] = {}
+    steps: Counter[tuple[float, float | None]] = Counter()
     for phase in history:
-        mechanism = (phase.noise_multiplier, phase.sample_rate)
-        steps[mechanism] = steps.get(mechanism, 0) + phase.steps
+        steps[phase.noise_multiplier, phase.sample_rate] += phase.steps
     return [Phase(sigma, rate, count) for (sigma, rate), count in steps.items()]
 
 

@@ -199,14 +199,14 @@ def epsilon_claim(
     if claimed_epsilon is not None:
         return EpsilonClaim(claimed_epsilon, "the claim")
     asked = [link.accountant for link in links if link.accountant.history]
+    if not asked:
+        return _NOBODY
     if any(_takes_too_long(a) and not _is_of_opacus(a) for a in asked):
         _log.warning(
             "Opacus' prv accountant is not queried for the epsilon of more than %g steps, which "
             "would take minutes; set claimed_epsilon",
             _LONGEST_ASKED,
         )
-        return _NOBODY
-    if not asked:
         return _NOBODY
     kinds = sorted({accountant.mechanism() for accountant in asked})
     if items > 1 or ((kinds == ["prv"] or "gdp" in kinds) and all(map(_is_of_opacus, asked))):
@@ -261,9 +261,9 @@ def steps_told(links: Iterable[AccountantLink]) -> list[Phase]:
 
 
 def _steps_of(accountants: Iterable[Any]) -> list[Phase]:
-    told = (phase for accountant in accountants for phase in accountant.history)
+    recorded = (phase for accountant in accountants for phase in accountant.history)
     # Opacus records a rate above one if more batches are accumulated than a pass has.
-    return merge(Phase(sigma, min(rate, 1.0), int(steps)) for sigma, rate, steps in told if rate)
+    return merge(Phase(sigma, min(rate, 1.0), int(n)) for sigma, rate, n in recorded if rate)
 
 
 def costlier(
@@ -297,14 +297,12 @@ def costlier(
 
 
 def epsilon_at_ratio(
-    history: Sequence[Phase],
-    ratio: float,
-    delta: float,
-    adjacency: Adjacency = "add_remove",
-    *,
-    lower: bool = True,
+    history: Sequence[Phase], ratio: float, delta: float, adjacency: Adjacency = "add_remove"
 ) -> float | None:
-    """Return the epsilon of a history with every noise multiplier divided by ``ratio``.
+    """Return a lower bound on the epsilon of a history, each noise multiplier over ``ratio``.
+
+    Each approximation is rounded down; with more than a million steps it is that of the first
+    million.
 
     Args:
         history: Phases in any order.
@@ -312,16 +310,13 @@ def epsilon_at_ratio(
         delta: Delta in (0, 1).
         adjacency: See `accounting.composition.epsilon_of_history`; a lower bound for
             "add_remove" is also one for "replace_one".
-        lower: Whether to return a lower bound, with each approximation rounded down; with more
-            than a million steps it is that of the first million.
 
     Returns:
         Epsilon; None if a sample rate is unknown.
     """
     if ratio == 0.0:
         return 0.0 if rates_known(history) else None
-    composed = _first_steps(history) if lower else history
-    return composed_epsilon(leaking(composed, ratio), delta, adjacency, "up" if lower else "mean")
+    return composed_epsilon(leaking(_first_steps(history), ratio), delta, adjacency, "up")
 
 
 def epsilon_of_parts(
@@ -393,7 +388,7 @@ def _least_epsilon(taken: Sequence[Phase], part: ProvedPart, delta: float, enoug
         return epsilon(_phases(bet, counts, mu))
 
     if len(orders) == 1:
-        return of_mu(_scaled(bet, *_of_table(bet, counts, orders)))
+        return epsilon(*cheapest(bet, taken, orders))
     # The same proof admits steps that leak at equal ratios.
     least = epsilon([one for one in leaking(taken, part.ratio) if one.noise_multiplier > 0])
     courses = [_scaled(bet, mu) for mu in _of_table(bet, counts, orders)]
@@ -520,7 +515,7 @@ def steps_within(
             found.append(composed_epsilon([*before, *rounds], delta, adjacency, items=items))
         return max(math.inf if one is None else one for one in found)
 
-    if any(phase.sample_rate is None for course in courses for part in course for phase in part):
+    if not rates_known(phase for course in courses for part in course for phase in part):
         return None
     if planned is not None and not exceeds(epsilon(planned), claimed_epsilon):
         return planned

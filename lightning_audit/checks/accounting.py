@@ -14,7 +14,12 @@ import numpy as np
 from lightning_audit.accounting.composition import exceeds
 from lightning_audit.accounting.history import Phase, StepHistory
 from lightning_audit.checks.check import MEASURED, OF_BATCHES, Check, Fault
-from lightning_audit.checks.sampling import LEDGER_DRAWS, SAMPLING_RATE, DrawnBatches
+from lightning_audit.checks.sampling import (
+    LEDGER_DRAWS,
+    SAMPLING_RATE,
+    BookkeepingCheck,
+    DrawnBatches,
+)
 from lightning_audit.record.store import Observation, RecordHeader
 from lightning_audit.results.audit_report import CheckResult, OperatingPoint, items_words
 from lightning_audit.stats._arguments import Floats
@@ -167,10 +172,6 @@ class PlannedCost:
     epsilon: float
     what: str
 
-    def at(self, delta: float) -> str:
-        """Return the cost as text."""
-        return f"{self.what} epsilon {self.epsilon:.4g} at delta {delta:.3g}"
-
 
 def accounting_result(
     epsilon_spent: float | None,
@@ -207,7 +208,8 @@ def accounting_result(
     evidence = {"epsilon_spent": epsilon_spent, "claimed_epsilon": claimed_epsilon, "delta": delta}
     evidence |= {"delta_above_records": True} if delta_above else {}
     if planned is not None and claimed_epsilon is not None:
-        what = f"{planned.at(delta)} {how}, {source} says {claimed_epsilon:.4g} (claimed)"
+        cost = f"{planned.what} epsilon {planned.epsilon:.4g} at delta {delta:.3g} {how}"
+        what = f"{cost}, {source} says {claimed_epsilon:.4g} (claimed)"
         return ACCOUNTING.judged({**evidence, "epsilon_planned": planned.epsilon}, what=what)
     if epsilon_spent is None or claimed_epsilon is None:
         unknown = lack or "the sample rate is unknown"
@@ -467,7 +469,7 @@ def _recorded_too_little(seen: Mapping[str, Any]) -> str:
     )
 
 
-LEDGER_ACCOUNTANT = Check(
+LEDGER_ACCOUNTANT = BookkeepingCheck(
     "ledger.accountant",
     title="What the accountant recorded",
     failed_title="Accountant recorded too little",
@@ -476,8 +478,6 @@ LEDGER_ACCOUNTANT = Check(
     look_at="what calls `accountant.step`, and with which `noise_multiplier`: `attach_step_hook` "
     "makes the optimizer call it once per step, with the noise multiplier and the sample rate that "
     "it states",
-    topic="Sampling and bookkeeping",
-    kind="accounting",
     always=True,
     wrong=lambda seen: seen["missing"] > 0 or seen["told_noise"] is not None,
     blocks=_unread,
@@ -510,15 +510,13 @@ def _on_used_batches(seen: Mapping[str, Any]) -> str:
     return f"{seen['again']} steps were taken on a batch that had already made a step"
 
 
-LEDGER_STEPS = Check(
+LEDGER_STEPS = BookkeepingCheck(
     "ledger.steps",
     title="Steps taken per batch",
     failed_title="Several steps on one batch",
     meaning="Several steps were taken on one batch, and accounted as if each had drawn its own.",
     look_at="loops over `optimizer.step` within a batch, and batches that are kept for later: each "
     "step needs a new draw",
-    topic="Sampling and bookkeeping",
-    kind="accounting",
     wrong=lambda seen: seen["again"] > 0 or seen["stale"] > 0,
     private=True,
     fine="each step had its own batch",
@@ -546,7 +544,7 @@ def _unknown(found: CheckResult) -> str:
     return found.message if found.status == "not_run" and found.evidence else ""
 
 
-LEDGER_SCHEDULE = Check(
+LEDGER_SCHEDULE = BookkeepingCheck(
     "ledger.schedule",
     title="Schedule of steps and noise",
     failed_title="Schedule may depend on data",
@@ -554,14 +552,12 @@ LEDGER_SCHEDULE = Check(
     "epsilon holds if a loss, or another value without noise, decides it.",
     look_at="what decides whether a batch makes a step, and what sets `noise_multiplier`: steps, "
     "epochs, public data and released values may, a loss of training records may not",
-    topic="Sampling and bookkeeping",
-    kind="accounting",
     wrong=lambda _: False,
     blocks=_unknown,
     fine="steps and their noise follow a schedule",
 )
 
-LEDGER_RECORDS = Check(
+LEDGER_RECORDS = BookkeepingCheck(
     "ledger.records",
     title="Duplicates in the data set",
     failed_title="Data set repeats records",
@@ -569,8 +565,6 @@ LEDGER_RECORDS = Check(
     "accounted.",
     look_at="the indices that a `Subset` or `ConcatDataset` is made of, which must be distinct: "
     "one that it holds k times is drawn k times as often",
-    topic="Sampling and bookkeeping",
-    kind="accounting",
     wrong=lambda seen: seen["repeated"] > 0,
     private=True,
     fine="the data set holds each index once",
@@ -585,10 +579,16 @@ LEDGER_RECORDS = Check(
 )
 
 
-Told = Sequence[Sequence[float]]
+Recorded = Sequence[Sequence[float]]
 
 #: Relative difference of two noise multipliers that are one.
 _EQUAL = 1e-3
+#: Why the accountant's record is unknown, by `Ledger.hook`.
+_NOT_READ = {
+    "unread": "the accountant that the optimizer's step hook calls cannot be identified: attach "
+    "accountant.get_optimizer_hook_fn(sample_rate), or state PrivacyClaim(sample_rate=...)",
+    "none": "no accountant records the steps",
+}
 
 
 @dataclass
@@ -639,14 +639,14 @@ class Ledger:
     elsewhere: bool = False
     unfetched: bool = False
 
-    def results(self, told: Told, taken: Sequence[Phase]) -> list[CheckResult]:
+    def results(self, recorded: Recorded, taken: Sequence[Phase]) -> list[CheckResult]:
         """Return the results of the ledger checks.
 
         Args:
-            told: history of the accountants: noise multiplier, sample rate, number of steps.
+            recorded: history of the accountants: noise multiplier, sample rate, number of steps.
             taken: the steps as claimed, in order.
         """
-        checks = [self._of_accountant(told, taken)]
+        checks = [self._of_accountant(recorded, taken)]
         if taken:
             checks += [self._of_steps(), self._of_schedule()]
         if self.repeated is not None:
@@ -672,56 +672,45 @@ class Ledger:
     def _of_schedule(self) -> CheckResult:
         # The number of batches is not shown: for split batches it depends on the data.
         evidence = {name: getattr(self, name) for name in ("steps", "changes", "left_out")}
-        found = [
-            f"noise_multiplier changed at {self.changes} of {self.steps} steps"
-            * bool(self.changes),
-            f"{self.left_out} of {self.steps + self.left_out} batches made no step"
-            * bool(self.left_out),
-        ]
-        if what := " and ".join(filter(None, found)):
-            return LEDGER_SCHEDULE.not_run(f"{what}, by {UNKNOWN_SCHEDULE}", evidence)
+        found = []
+        if self.changes:
+            found.append(f"noise_multiplier changed at {self.changes} of {self.steps} steps")
+        if self.left_out:
+            batches = self.steps + self.left_out
+            found.append(f"{self.left_out} of {batches} batches made no step")
+        if found:
+            message = f"{' and '.join(found)}, by {UNKNOWN_SCHEDULE}"
+            return LEDGER_SCHEDULE.not_run(message, evidence)
         return LEDGER_SCHEDULE.judged(evidence)
 
-    def _of_accountant(self, told: Told, taken: Sequence[Phase]) -> CheckResult:
-        if self.hook != "read":
-            why = (
-                "the accountant that the optimizer's step hook calls cannot be identified: attach "
-                "accountant.get_optimizer_hook_fn(sample_rate), or state "
-                "PrivacyClaim(sample_rate=...)"
-                if self.hook == "unread"
-                else "no accountant records the steps"
-            )
-            return LEDGER_ACCOUNTANT.not_run(why, {"hook": self.hook})
-        known = sum(int(number) for *_, number in told)
+    def _of_accountant(self, recorded: Recorded, taken: Sequence[Phase]) -> CheckResult:
+        if self.hook in _NOT_READ:
+            return LEDGER_ACCOUNTANT.not_run(_NOT_READ[self.hook], {"hook": self.hook})
+        known = sum(int(number) for *_, number in recorded)
         steps = sum(int(phase.steps) for phase in taken)
         missing = max(0, steps - self.taken_before - max(0, known - self.told_before))
         # With several accountants it is unknown which parts of their histories are earlier.
         plain = not missing and (self.accountants < 2 or not self.told_before)
-        more = _more_noise(_since(told, self.told_before), taken) if plain else None
-        evidence = {
-            "hook": self.hook,
-            "steps": steps,
-            "told": known,
-            "missing": missing,
-            "told_noise": more,
-        }
+        more = _more_noise(_since(recorded, self.told_before), taken) if plain else None
+        evidence = {"hook": self.hook, "steps": steps, "told": known, "missing": missing}
+        evidence["told_noise"] = more
         return LEDGER_ACCOUNTANT.judged(evidence, f"the accountant recorded all {steps} steps")
 
 
-def _since(told: Told, before: int) -> list[Sequence[float]]:
+def _since(recorded: Recorded, before: int) -> list[Sequence[float]]:
     """Return the history after the first ``before`` steps; an entry may be cut in two."""
     left: list[Sequence[float]] = []
-    for sigma, rate, steps in told:
+    for sigma, rate, steps in recorded:
         known, before = min(before, int(steps)), max(0, before - int(steps))
         if steps > known:
             left.append((sigma, rate, steps - known))
     return left
 
 
-def _more_noise(told: Told, taken: Sequence[Phase]) -> float | None:
+def _more_noise(recorded: Recorded, taken: Sequence[Phase]) -> float | None:
     """Return a recorded noise multiplier above those of all steps; None if there is none."""
     stated = [phase.noise_multiplier for phase in taken]
-    largest = max((float(sigma) for sigma, *_ in told), default=0.0)
+    largest = max((float(sigma) for sigma, *_ in recorded), default=0.0)
     return largest if stated and largest > max(stated) * (1.0 + _EQUAL) else None
 
 

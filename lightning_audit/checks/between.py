@@ -49,8 +49,8 @@ _DOUBTS = {
 
 def _doubts(found: CheckResult) -> str:
     seen = found.evidence.get("doubts", {})
-    told = "; ".join(f"{_DOUBTS[kind]} (step {step + 1})" for kind, step in seen.items())
-    return told and f"{told}; if intended, allow=['{BETWEEN.name}']"
+    doubts = "; ".join(f"{_DOUBTS[kind]} (step {step + 1})" for kind, step in seen.items())
+    return doubts and f"{doubts}; if intended, allow=['{BETWEEN.name}']"
 
 
 def _broken(seen: Mapping[str, Any]) -> str:

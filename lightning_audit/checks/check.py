@@ -7,6 +7,7 @@ the group `lightning_audit.checks`: each names a `Check`, or a tuple of them.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections import ChainMap, UserDict
@@ -141,12 +142,12 @@ def evidence_in(part: object) -> Iterator[Evidence]:
 
 
 def _evidence_in(part: object, packages: set[str], seen: set[int]) -> Iterator[Evidence]:
+    inner: Iterable[object] = ()
     match part:
         case Evidence():
-            inner: Iterable[object] = ()
             yield part
         case Check():
-            inner = ()
+            pass
         case dict():
             inner = part.values()
         case list() | tuple():
@@ -154,8 +155,6 @@ def _evidence_in(part: object, packages: set[str], seen: set[int]) -> Iterator[E
         case _ if type(part).__module__.partition(".")[0] in packages and id(part) not in seen:
             seen.add(id(part))  # objects of other packages may refer to each other
             inner = vars(part).values()
-        case _:
-            inner = ()
     for item in inner:
         yield from _evidence_in(item, packages, seen)
 
@@ -428,8 +427,16 @@ class Check:
 
     @property
     def share(self) -> float:
-        """Share of the significance, or of the second one if it warns: see `registry.shares`."""
-        return share(self)
+        """Share of the significance: its part of all weights, times `_HANDED_OUT`.
+
+        Adding a check costs the others almost nothing: all shares shrink a little. Checks that only
+        warn share a second significance of the same size.
+        """
+        if not self.weight:
+            return 0.0
+        weights = {c.name: c.weight for c in REGISTRY.values() if c.warns == self.warns}
+        weights[self.name] = self.weight  # the check need not be registered
+        return _HANDED_OUT * self.weight / math.fsum(weights.values())
 
     def test(self, significance: float) -> Evidence:
         """Return an empty e-process of this check, at its share of a run's significance."""
@@ -507,6 +514,10 @@ class Check:
         message = self.message(seen) if callable(self.message) else self.message.format(**seen)
         message, advice = message or self.heading(failed=True), self.looks_at(evidence)
         return CheckResult(self.name, self.kind, self.flag, message, advice, evidence=evidence)
+
+    def blocker(self, found: CheckResult) -> str:
+        """Return why its result prevents a pass; empty if it does not."""
+        return self.blocks(found) if self.blocks else ""
 
     def looks_at(self, evidence: Mapping[str, Any]) -> str:
         """Return what to look at by the first rule that applies, or by the check."""
@@ -623,24 +634,22 @@ class _Registry(UserDict[str, Check]):
     """Checks by name; the modules are imported when the registry is first read."""
 
     def __init__(self) -> None:
-        self._loaded: dict[str, Check] | None = None
+        """Hold nothing until it is read."""
 
-    @property
+    @functools.cached_property
     def data(self) -> dict[str, Check]:  # type: ignore[override]
         """Checks by name.
 
         Raises:
             ValueError: two checks have the same name.
         """
-        if self._loaded is None:
-            found: dict[str, Check] = {}
-            for check in (*_own(), *_from_outside()):
-                if found.setdefault(check.name, check) is not check:
-                    raise ValueError(
-                        f"two checks are named {check.name!r}; rename the one of your own package."
-                    )
-            self._loaded = found
-        return self._loaded
+        found: dict[str, Check] = {}
+        for check in (*_own(), *_from_outside()):
+            if found.setdefault(check.name, check) is not check:
+                raise ValueError(
+                    f"two checks are named {check.name!r}; rename the one of your own package."
+                )
+        return found
 
 
 REGISTRY: MutableMapping[str, Check] = _Registry()
@@ -650,17 +659,6 @@ REGISTRY: MutableMapping[str, Check] = _Registry()
 _HANDED_OUT, OF_REPLAYS = 0.9, 0.05
 
 
-def share(check: Check) -> float:
-    """Return a check's share of the significance: its part of all weights, times `_HANDED_OUT`.
-
-    Adding a check costs the others almost nothing: all shares shrink a little. Checks that only
-    warn share a second significance of the same size.
-    """
-    weights = {c.name: c.weight for c in REGISTRY.values() if c.warns == check.warns}
-    weights[check.name] = check.weight  # the check need not be registered
-    return _HANDED_OUT * check.weight / math.fsum(weights.values()) if check.weight else 0.0
-
-
 def shares(*, warns: bool = False) -> dict[str, float]:
     """Return the share of the significance of each check that has one.
 
@@ -668,9 +666,7 @@ def shares(*, warns: bool = False) -> dict[str, float]:
         warns: whether to return the checks that only warn, which share a second significance of
             the same size.
     """
-    sharing = [c for c in REGISTRY.values() if c.weight > 0 and c.warns == warns]
-    whole = math.fsum(c.weight for c in sharing)
-    return {c.name: _HANDED_OUT * c.weight / whole for c in sharing}
+    return {c.name: c.share for c in REGISTRY.values() if c.weight > 0 and c.warns == warns}
 
 
 def statistics(reads: str, header: RecordHeader, significance: float) -> dict[str, Statistic]:
@@ -750,21 +746,9 @@ MISSING = 0.1
 _PARAMETERS = ("parameters", "flagged")
 #: Keys that only rules use.
 _INTERNAL = (
-    "added_ratio",
-    "alike",
-    "allowed",
-    "doubts",
-    "examined",
-    "findings",
-    "flagged_noise_ratio",
-    "flagged_ratio",
-    "in_one_tensor",
-    "kind",
-    "of",
-    "passes_whole",
-    "ratio_of_the_others",
-    "smallest_ratio",
-    "where",
+    *("added_ratio", "alike", "allowed", "doubts", "examined", "findings", "flagged_noise_ratio"),
+    *("flagged_ratio", "in_one_tensor", "kind", "of", "passes_whole", "ratio_of_the_others"),
+    *("smallest_ratio", "where"),
 )
 _PLACES = (*STEPS, *_PARAMETERS, "process")
 
@@ -850,6 +834,11 @@ class Case:
         """Names of the checks of the channel and of the leakage."""
         return (*group("channel"), *group("leakage"))
 
+    def seen(self, check: Check) -> Mapping[str, Any]:
+        """Return the evidence of a check; empty if it is not violated."""
+        found = self.violated.get(check.name)
+        return {} if found is None else found.evidence
+
     def first_of(self, names: tuple[str, ...]) -> str | None:
         """Return the first of the names that is violated; None if none is."""
         return next((name for name in names if name in self.violated), None)
@@ -900,8 +889,8 @@ class Case:
         values = {**evidence, **said}
         seen = measured or ("" if sentence else fault.measured.format(**values))
         words = ": ".join(filter(None, (sentence or fault.sentence.format(**values), seen)))
-        told = fault.name, words, finding, look_at, dict(evidence), place, entailed
-        return Candidate(LikelyFault(*told, seen=seen), explains)
+        about = fault.name, words, finding, look_at, dict(evidence), place, entailed
+        return Candidate(LikelyFault(*about, seen=seen), explains)
 
 
 def named_tensors(monitor: Monitored, labels: Iterable[str]) -> tuple[str, ...]:

@@ -573,12 +573,12 @@ MISSING_FROM_A_STEP_ON = Fault(
 _OVERSIZE = 20.0
 #: Kinds of faults that canaries confuse with others, and the checks that distinguish them.
 _BY_REPLAY = {"sum", "batch", "parts", "rows"}
-_REPLAYED = {REPLAY_CLIPPING.name, REPLAY_SENSITIVITY.name}
+_REPLAYED = REPLAY_CLIPPING, REPLAY_SENSITIVITY
 #: End of the label of an input canary; labels of gradient canaries end with a tensor.
 _INPUT = re.compile(r"\(input(, sampling_rate=[^)]*)?\)$")
 
 
-def clipping_candidates(case: Case) -> list[Candidate]:
+def clipping_candidates(case: Case, monitor: Monitored) -> list[Candidate]:
     """Return the clipping faults that fit the readings, the likeliest first.
 
     Patterns that only one fault makes come first: the norm of the readings, unclipped tensors, an
@@ -586,36 +586,28 @@ def clipping_candidates(case: Case) -> list[Candidate]:
     add more than the others. A clipping norm that is too large comes last, because it explains any
     shift.
     """
-    monitor, finding = case.monitor, _finding(case)
-    if monitor is None or finding is None:
-        return []
+    finding = _finding(case, monitor)
+    if finding is None or _BY_REPLAY & {case.seen(check).get("kind") for check in _REPLAYED}:
+        return []  # the replay names the fault
+    at_times, missed = _at_times(monitor), _missed(monitor, case.oversize)
+    loose = at_times is not None or missed is not None
+    if loose and case.seen(REPLAY_CLIPPING).get("passes_whole"):
+        return []  # unclipped gradients occur at times, in any tensor
     shift = monitor.sensitivity.largest_shift
     evidence = {"shift": shift, "shift_lower": monitor.sensitivity.shift_lower}
-    at_times, missed = _at_times(monitor), _missed(monitor, case.oversize)
     found = [at_times] if at_times else [_after_average(monitor), missed]
-    loose = at_times is not None or missed is not None
-    if _BY_REPLAY & {case.violated[n].evidence.get("kind") for n in _REPLAYED & set(case.violated)}:
-        return []  # the replay names the fault
-    replayed = case.violated.get(REPLAY_CLIPPING.name)
-    if loose and replayed is not None and replayed.evidence.get("passes_whole"):
-        return []  # unclipped gradients occur at times, in any tensor
     if shift > 0.5 * case.oversize and not at_times:
         found.append(_Named(CLIPPING["none"], "no clipping: a canary passes with its full norm"))
     elif not loose:
         by_part = _by_part(monitor)
         found += [by_part] if by_part else _of_norm(case, monitor)
+    explains = (SENSITIVITY.name, *group("clipping"), *group("replay"), *group("leakage"))
     return [
         case.candidate(
-            named.fault,
-            finding,
-            named.sentence,
-            {**evidence, **named.evidence},
-            named.parameters,
-            (SENSITIVITY.name, *group("clipping"), *group("replay"), *group("leakage")),
-            named.seen,
+            n.fault, finding, n.sentence, {**evidence, **n.evidence}, n.parameters, explains, n.seen
         )
-        for named in found
-        if named is not None
+        for n in found
+        if n is not None
     ]
 
 
@@ -626,8 +618,7 @@ def _of_norm(case: Case, monitor: Monitored) -> list[_Named | None]:
     adds too much, the fault is not clipping per tensor. If the norm after clipping differs between
     crafted gradients, there is no single wrong norm. In both cases the replay names the fault.
     """
-    replayed = case.violated.get(REPLAY_CLIPPING.name)
-    seen = {} if replayed is None else replayed.evidence
+    seen = case.seen(REPLAY_CLIPPING)
     found = [] if seen.get("in_one_tensor") else [_per_tensor(monitor)]
     if seen.get("alike", True):
         found += [_counts_twice(monitor), _too_large(monitor)]
@@ -645,12 +636,11 @@ class _Named:
     seen: str = ""
 
 
-def _finding(case: Case) -> str | None:
+def _finding(case: Case, monitor: Monitored) -> str | None:
     if SENSITIVITY.name in case.violated:
         return SENSITIVITY.name
-    large = case.monitor is not None and case.monitor.sensitivity.shift_lower > 2
     leaks = EPSILON.name in case.violated and not case.first_of(group("noise"))
-    return EPSILON.name if large and leaks else None
+    return EPSILON.name if leaks and monitor.sensitivity.shift_lower > 2 else None
 
 
 def _at_times(monitor: Monitored) -> _Named | None:

@@ -95,14 +95,14 @@ def _message(known: Check, check: CheckResult) -> str:
 
 def _needed(known: Check, evidence: Mapping[str, Any]) -> int:
     """Return the digits that keep a violated check wrong, and keep its fault."""
-    told = _told(known, evidence)
+    answers = _answers(known, evidence)
     for digits in range(_DIGITS, _ALL):
-        if _told(known, _rounded(evidence, digits, known.public)) == told:
+        if _answers(known, _rounded(evidence, digits, known.public)) == answers:
             return digits
     return _ALL
 
 
-def _told(known: Check, evidence: Mapping[str, Any]) -> list[bool | None]:
+def _answers(known: Check, evidence: Mapping[str, Any]) -> list[bool | None]:
     rules = [rule.applies for rule in known.faults]
     rules.append(lambda seen: seen["size"] > seen["allowed"])  # for findings by replay
     if known.wrong is not None:
@@ -136,11 +136,11 @@ def _rounded(value: Any, digits: int, public: tuple[str, ...] = (), key: str = "
 
 def _rounded_text(text: str, digits: int) -> str:
     def rounded(match: re.Match[str]) -> str:
-        told = match.group()
-        number = float(told.replace(",", ""))
-        of_step = told.isdigit() and text[: match.start()].endswith("step ")
+        written = match.group()
+        number = float(written.replace(",", ""))
+        of_step = written.isdigit() and text[: match.start()].endswith("step ")
         if number == 0.0 or of_step:
-            return told
+            return written
         short = float(f"{number:.{digits}g}")
         return str(int(short)) if short.is_integer() and short < _LARGE else str(short)
 

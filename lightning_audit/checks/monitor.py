@@ -119,10 +119,6 @@ class AuditMonitor:
             for one in readers:
                 one.update(read)
 
-    def judge_by(self, significance: float) -> None:
-        """Take another probability of a false alarm, as of a resumed run."""
-        self.significance = significance
-
     @property
     def _statistics(self) -> list[Statistic]:
         return [*self._of_steps.values(), *self._of_canaries.values()]
@@ -235,8 +231,9 @@ class NoiseChannelChecks:
         self._of_readings: dict[str, Statistic] = statistics("readings", header, significance)
         self._of_noise: dict[str, Statistic] = statistics("noise", header, significance)
         about = header, significance
-        self._divisor = StatedDivisor(BATCH_NORMALISED, *about)
-        self._excess = NoiseExcess(NOISE_EXCESS, *about)
+        #: The statistics of the divisor and of too much noise.
+        self.divisor = StatedDivisor(BATCH_NORMALISED, *about)
+        self.excess = NoiseExcess(NOISE_EXCESS, *about)
         self._restart = NoiseRestart(NOISE_RESTARTED, *about)
 
     def state(self) -> dict[str, Any]:
@@ -260,7 +257,7 @@ class NoiseChannelChecks:
         if not finite or not np.isfinite(seen.released).all():
             self._lack = self._noise_lack = _NOT_FINITE
             return
-        self._divisor.update(seen)
+        self.divisor.update(seen)
         # If data are this much larger, the difference is rounding error. The release is compared
         # only if the sums are unknown: noise that is itself this large must be tested.
         large = seen.released if seen.sums is None else seen.sums
@@ -270,18 +267,8 @@ class NoiseChannelChecks:
         noise, self._noise_lack = noise_of(seen)
         seen = seen.having(noise=noise)
         alone = self._of_noise.values() if noise is not None else ()
-        for one in (*alone, *self._of_readings.values(), self._excess, self._restart):
+        for one in (*alone, *self._of_readings.values(), self.excess, self._restart):
             one.update(seen)
-
-    @property
-    def shrinks_with_batch(self) -> bool:
-        """Whether gradients are clearly smaller in larger batches."""
-        return self._divisor.shrinks_with_batch
-
-    @property
-    def sums_are_long(self) -> bool:
-        """Whether a sum's norm exceeded what its clipped terms can add up to."""
-        return self._excess.sums_are_long
 
     def results(self, *, clips: bool) -> tuple[CheckResult, ...]:
         """Return the results of the checks.
@@ -290,14 +277,11 @@ class NoiseChannelChecks:
             clips: whether no check contradicts the clipping; if one does, a long sum is no sign of
                 noise.
         """
+        of_readings, of_noise = self._of_readings.values(), self._of_noise.values()
         return (
-            *(result for one in self._of_readings.values() for result in one.results(self._lack)),
-            *(
-                result
-                for one in self._of_noise.values()
-                for result in one.results(self._noise_lack)
-            ),
+            *(result for one in of_readings for result in one.results(self._lack)),
+            *(result for one in of_noise for result in one.results(self._noise_lack)),
             *(self._restart.results(self._lack) if self._restart.resumed else ()),
-            *self._divisor.results("" if self._fine else self._lack),
-            *self._excess.results(self._noise_lack, clips=clips),
+            *self.divisor.results("" if self._fine else self._lack),
+            *self.excess.results(self._noise_lack, clips=clips),
         )

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_audit.checks.check import NOISED, Check, Evidence, Fault, Statistic
 from lightning_audit.layout import FloatArray
@@ -614,10 +613,7 @@ def equal_noise_result(processes: int) -> CheckResult:
     Args:
         processes: number of processes.
     """
-    return NOISE_EXCESS.judged(
-        {"processes": processes},
-        how=DRAWN_ALIKE,
-    )
+    return NOISE_EXCESS.judged({"processes": processes}, how=DRAWN_ALIKE)
 
 
 # --- Checks of the noise of single entries and of whole tensors: `noise.entries`, `noise.whole`.
@@ -741,9 +737,10 @@ class WholeSizes(Statistic):
         found = np.flatnonzero(self._largest >= level)
         return sorted(found.tolist(), key=lambda j: float(self._smallest[j]))
 
-    def _added_ratio(self, which: NDArray[np.intp]) -> float:
+    def _added_ratio(self, which: Sequence[int]) -> float:
         """Return what all steps added to the sums of some tensors, over the claimed noise."""
-        return math.sqrt(self._added[which].sum() / max(self._count[which].sum(), 1.0))
+        of = np.array(which, dtype=np.intp)
+        return math.sqrt(self._added[of].sum() / max(self._count[of].sum(), 1.0))
 
     def _interval_of_each(self, which: Sequence[int]) -> tuple[float, float]:
         """Return an interval that covers each given tensor's ratio of noise to claim.
@@ -753,13 +750,17 @@ class WholeSizes(Statistic):
         lower, upper = limits_of_each(self._count, self._added, INTERVAL_SIGNIFICANCE / 2)
         return float(lower[[*which]].min()), float(upper[[*which]].max())
 
-    def _upper_at_one_step(self, which: Sequence[int]) -> float:
-        """Return an upper limit of the smallest noise that one tensor had at one step.
+    def _quietest(self) -> int:
+        """Return the tensor with the smallest noise at one step; of the flagged, if there are."""
+        which = self._flagged() or range(len(self._tensors))
+        return min(which, key=lambda j: float(self._smallest[j]))
+
+    def _upper_at_one_step(self, j: int) -> float:
+        """Return an upper limit of the smallest noise that a tensor had at one step.
 
         In units of the claimed noise. The step is chosen by its readings, so the limit of step t
         gets the share 1 / (t (t + 1)) of the significance.
         """
-        j = min(which, key=lambda j: float(self._smallest[j]))
         count, step = self._of_smallest[:, j]
         among = len(self._tensors) * step * (step + 1.0)
         return chosen_upper(count, count * self._smallest[j] ** 2, among)
@@ -768,34 +769,28 @@ class WholeSizes(Statistic):
         """Return the flagged tensors, and what is known of the noise if there are any."""
         flagged = self._flagged()
         names = [self._tensors[j] for j in flagged]
-        smallest = self._smallest_of(flagged)
+        smallest = float(self._smallest[self._quietest()])
         evidence: dict[str, Any] = {"flagged": names, "tensors": len(self._tensors)}
         if math.isfinite(smallest) and self.test.violated:
             evidence["smallest_ratio"] = smallest
-            evidence["added_ratio"] = self._added_ratio(np.arange(len(self._tensors)))
+            evidence["added_ratio"] = self._added_ratio(range(len(self._tensors)))
             sums = self._count, self._added, INTERVAL_SIGNIFICANCE
             interval = noise_interval(*sums)
             evidence["noise_ratio"] = _rounded(interval)
             if (j := interval.least_noise) is not None:
-                evidence["least_noise"] = {self._tensors[j]: self._added_ratio(np.array([j]))}
+                evidence["least_noise"] = {self._tensors[j]: self._added_ratio([j])}
                 evidence["noise_ratio_upper"] = rounded_up(units_upper(*sums))
         if flagged and self._all_alone:
-            rest = np.setdiff1d(np.arange(len(self._tensors)), flagged)
-            evidence["flagged_ratio"] = self._added_ratio(np.array(flagged))
+            rest = [j for j in range(len(self._tensors)) if j not in flagged]
+            evidence["flagged_ratio"] = self._added_ratio(flagged)
             evidence["flagged_noise_ratio"] = _rounded(self._interval_of_each(flagged))
-            evidence["ratio_of_the_others"] = self._added_ratio(rest) if len(rest) else None
+            evidence["ratio_of_the_others"] = self._added_ratio(rest) if rest else None
         return evidence
-
-    def _smallest_of(self, flagged: Sequence[int]) -> float:
-        of = np.array(flagged or range(len(self._tensors)), dtype=np.intp)
-        return float(self._smallest[of].min(initial=math.inf))
 
     def results(self, lack: str = "") -> tuple[CheckResult, ...]:
         """Return the check's result; ``lack`` is the reason why no step was read."""
-        flagged = self._flagged()
-        known = math.isfinite(self._smallest_of(flagged))
-        of = flagged or range(len(self._tensors))
-        at_most = self._upper_at_one_step(of) if known else math.inf
+        j = self._quietest()
+        at_most = self._upper_at_one_step(j) if math.isfinite(self._smallest[j]) else math.inf
         return (self.check.result(self.test, self.evidence(), lack, at_most=at_most),)
 
 

@@ -115,28 +115,20 @@ _SOME = 0.03
 _BAND, _WIDE_BAND = (0.95, 1.12), (0.97, 1.4)
 
 
-def noise_candidates(case: Case) -> list[Candidate]:
+def noise_candidates(case: Case, monitor: Monitored) -> list[Candidate]:
     """Return the faults that make noise too small, the likeliest first.
 
     A fault of a few tensors comes before one of all tensors. A factor that a known mistake makes
     (the batch size, the number of processes, a square) comes before any other factor.
     """
-    monitor = case.monitor
-    if monitor is None:
-        return []
-    finding = case.first_of(case.sizes)
-    found = []
+    finding, explains = case.first_of(case.sizes), case.of_noise
     if since := _from_a_step_on(case, monitor):
-        found.append(since)
-    elif finding and _in_few_steps(case, monitor, finding):
-        found.append(
-            case.candidate(MISSING_IN_STEPS, NOISE_STEP.name, evidence={}, explains=case.of_noise)
-        )
-    elif finding:
-        found += [*_in_tensors(case, monitor), *_scale(case, monitor, finding)]
-    elif _is_small_in_most(case):
-        found += _scale(case, monitor, NOISE_WHOLE.name)
-    return found
+        return [since]
+    if finding and _in_few_steps(case, monitor, finding):
+        return [case.candidate(MISSING_IN_STEPS, NOISE_STEP.name, evidence={}, explains=explains)]
+    if finding:
+        return [*_in_tensors(case, monitor), *_scale(case, monitor, finding)]
+    return _scale(case, monitor, NOISE_WHOLE.name) if _most_tensors_are_small(case) else []
 
 
 def _from_a_step_on(case: Case, monitor: Monitored) -> Candidate | None:
@@ -174,7 +166,7 @@ def _in_few_steps(case: Case, monitor: Monitored, finding: str) -> bool:
         ratio = monitor.witness_noise.smallest_ratio
         return ratio >= 1.0 or (ratio > _MOST and monitor.steps > _FEW_STEPS)
     found = {name: check.evidence for name, check in case.violated.items() if name in case.sizes}
-    at = {name: evidence.get("violated_at_step", math.inf) for name, evidence in found.items()}
+    at = {name: seen.get("violated_at_step", math.inf) for name, seen in found.items()}
     step = at.pop(NOISE_STEP.name, math.inf)
     about_right = bool(monitor.witness_noise.smallest_ratio > _ABOUT)
     return about_right and step < min(at.values(), default=math.inf)
@@ -183,16 +175,15 @@ def _in_few_steps(case: Case, monitor: Monitored, finding: str) -> bool:
 # ------------------------------------------------------------------ noise that is too small
 
 
-def _is_small_in_most(case: Case) -> bool:
+def _most_tensors_are_small(case: Case) -> bool:
     """Whether what was added to the sums is too small in most tensors, though data mask it.
 
     Tensors with too few entries to be flagged count if their ratio is close to that of the flagged
     ones.
     """
-    whole = case.violated.get(NOISE_WHOLE.name)
-    if whole is None or not whole.evidence.get("tensors"):
+    seen = case.seen(NOISE_WHOLE)
+    if not seen.get("tensors"):
         return False
-    seen = whole.evidence
     others = seen.get("ratio_of_the_others")
     alike = others is not None and others < 0.5 * (1.0 + seen["flagged_ratio"])
     most = 2 * len(seen["flagged"]) > seen["tensors"]
@@ -201,12 +192,12 @@ def _is_small_in_most(case: Case) -> bool:
 
 def _in_tensors(case: Case, monitor: Monitored) -> list[Candidate]:
     """Return the fault if few tensors have too little noise and the others the claimed noise."""
-    noise = monitor.witness_noise
-    ratios = dict(zip(monitor.header.tensors, noise.ratios().tolist(), strict=True))
+    noise, names = monitor.witness_noise, monitor.header.tensors
+    ratios = dict(zip(names, noise.ratios().tolist(), strict=True))
     flagged = noise.flagged_tensors()
     others = [ratio for name, ratio in ratios.items() if name not in flagged]
-    read = dict(zip(monitor.header.tensors, monitor.header.witnesses, strict=True))
-    entries = monitor.steps * sum(read[name] for name in ratios if name not in flagged)
+    read = zip(names, monitor.header.witnesses, strict=True)
+    entries = monitor.steps * sum(count for name, count in read if name not in flagged)
     if whole := _in_whole_tensors(case):  # read without data, so one step is enough
         flagged, others, ratios = whole
         entries = _ENOUGH
@@ -222,7 +213,7 @@ def _in_tensors(case: Case, monitor: Monitored) -> list[Candidate]:
     limits = noise.upper_of_each(flagged)
     interval = (None, max(limits.values()))
     if whole:  # all entries of one step give a tighter interval
-        interval = case.violated[NOISE_WHOLE.name].evidence["flagged_noise_ratio"]
+        interval = case.seen(NOISE_WHOLE)["flagged_noise_ratio"]
     finding = case.first_of((NOISE_TENSOR.name, *case.sizes)) or NOISE_TENSOR.name
     rest = (*group("reuse"), NOISE_CANARY.name, NOISE_STEP.name, *case.beyond)
     evidence = {
@@ -246,32 +237,29 @@ def _in_tensors(case: Case, monitor: Monitored) -> list[Candidate]:
 
 def _in_whole_tensors(case: Case) -> tuple[list[str], list[float], dict[str, float]] | None:
     """Return the flagged tensors, the others' ratios and the flagged ones'; None if unknown."""
-    whole = case.violated.get(NOISE_WHOLE.name)
-    if whole is None or whole.evidence.get("flagged_ratio") is None:
+    seen = case.seen(NOISE_WHOLE)
+    if (ratio := seen.get("flagged_ratio")) is None:
         return None
-    flagged, other = whole.evidence["flagged"], whole.evidence["ratio_of_the_others"]
-    count = whole.evidence["tensors"] - len(flagged)
-    return flagged, [other] * count, dict.fromkeys(flagged, whole.evidence["flagged_ratio"])
+    flagged = seen["flagged"]
+    others = [seen["ratio_of_the_others"]] * (seen["tensors"] - len(flagged))
+    return flagged, others, dict.fromkeys(flagged, ratio)
 
 
 def _scale(case: Case, monitor: Monitored, finding: str) -> list[Candidate]:
     """Return the faults that scale all noise by one factor, known factors first."""
-    smallest, added = _smallest(case, monitor, finding), added_ratio(case)
-    # After few steps the smallest ratio of a tensor is low by chance; that of all entries is not.
+    ratio, added = _smallest(case, monitor, finding), added_ratio(case)
     canary = finding == NOISE_CANARY.name
-    ratio = max(smallest, 0.0 if canary else _of_whole_tensors(case, "flagged_ratio", 0.0))
     if finding == NOISE_WHOLE.name:
         ratio = added
+    elif not canary:
+        # After few steps a tensor's smallest ratio is low by chance; that of all entries is not.
+        ratio = max(ratio, case.seen(NOISE_WHOLE).get("flagged_ratio", 0.0))
     sigma, norm = monitor.history[-1].noise_multiplier, monitor.last_norm
     batch, root = monitor.last_scale, math.sqrt(case.processes)
     size, limits = _size(case, monitor, finding, added)
     of_batch = batch > 1 and _WIDE_BAND[0] < ratio * batch < _WIDE_BAND[1]
     rows: list[tuple[bool, Fault, dict[str, float]]] = [
-        (
-            of_batch and added * batch > _WIDE_BAND[0],
-            DIVIDED_AGAIN,
-            {"expected_batch_size": batch},
-        ),
+        (of_batch and added * batch > _WIDE_BAND[0], DIVIDED_AGAIN, {"expected_batch_size": batch}),
         (case.processes > 1 and _fits(ratio * root), AVERAGED, {"processes": case.processes}),
         (0.0 < norm < 1.0 and _fits(ratio / norm), SQUARED_NORM, {"max_grad_norm": norm}),
         (
@@ -283,7 +271,7 @@ def _scale(case: Case, monitor: Monitored, finding: str) -> list[Candidate]:
         (ratio >= _SOME, _SIZED, {}),
     ]
     explains = case.of_noise
-    parameters = _quietest_canary(monitor) if finding == NOISE_CANARY.name else ()
+    parameters = _quietest_canary(monitor) if canary else ()
     return [
         case.candidate(fault, finding, "", {**limits, **more}, parameters, explains, size=size)
         for applies, fault, more in rows
@@ -301,9 +289,8 @@ def _size(case: Case, monitor: Monitored, finding: str, added: float) -> tuple[s
     if limit is None:
         limit = monitor.witness_noise.sums.noise_upper()
     evidence = {"noise_ratio_upper": limit}
-    whole = case.violated.get(NOISE_WHOLE.name)
-    one = whole is not None and "least_noise" not in whole.evidence
-    interval = whole.evidence.get("noise_ratio") if whole and one else None
+    whole = case.seen(NOISE_WHOLE)
+    interval = None if "least_noise" in whole else whole.get("noise_ratio")
     if interval and added > MISSING and finding != NOISE_CANARY.name:
         evidence["noise_ratio"] = interval
     else:
@@ -324,15 +311,9 @@ def _smallest(case: Case, monitor: Monitored, finding: str) -> float:
     return float(monitor.witness_noise.smallest_ratio)
 
 
-def _of_whole_tensors(case: Case, number: str, unknown: float) -> float:
-    """Return a number from the evidence of `noise.whole`, or ``unknown``."""
-    whole = case.violated.get(NOISE_WHOLE.name)
-    return unknown if whole is None else float(whole.evidence.get(number, unknown))
-
-
 def added_ratio(case: Case) -> float:
     """Return what was added to the clipped sums over the claimed noise; inf if not read."""
-    return _of_whole_tensors(case, "added_ratio", math.inf)
+    return float(case.seen(NOISE_WHOLE).get("added_ratio", math.inf))
 
 
 def _quietest_canary(monitor: Monitored) -> tuple[str, ...]:

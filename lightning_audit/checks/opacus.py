@@ -5,7 +5,8 @@ See docs/opacus.md for each of them, and for what it costs.
 
 from __future__ import annotations
 
-from lightning_audit.checks.check import NOISED, OF_BATCHES, Check, Fault
+from lightning_audit.checks.check import NOISED, OF_BATCHES, Fault
+from lightning_audit.checks.sampling import BookkeepingCheck
 from lightning_audit.results.audit_report import CheckResult
 
 #: Faults by their kind; those without a name are none, and prevent a pass.
@@ -68,18 +69,16 @@ def _doubts(found: CheckResult) -> str:
     if not (doubts := found.evidence.get("doubts")):
         return ""
     parts = ((_KINDS[kind], size) for kind, size in doubts)
-    told = "; ".join(f"{kind.sentence}: {size}; look at {kind.look_at}" for kind, size in parts)
-    return f"{told}; or state allow=['{OPACUS.name}']"
+    sentences = [f"{kind.sentence}: {size}; look at {kind.look_at}" for kind, size in parts]
+    return "; ".join([*sentences, f"or state allow=['{OPACUS.name}']"])
 
 
-OPACUS = Check(
+OPACUS = BookkeepingCheck(
     "opacus_defects",
     title="Known defects of Opacus",
     failed_title="Opacus itself loses privacy",
     meaning="The training uses a part of Opacus that does not give what is accounted.",
     look_at="the part in docs/opacus.md, with what to write instead",
-    topic="Sampling and bookkeeping",
-    kind="accounting",
     wrong=lambda seen: bool(seen["of"]),
     blocks=_doubts,
     refutes=OF_BATCHES,
@@ -148,7 +147,7 @@ def opacus_result(
     """
     sigma, std = count
     cost = noise_multiplier_with_count(sigma, std) if min(count) > 0.0 else sigma
-    told = {
+    sizes = {
         "averaged": averaged and "in every step",
         "another": another and "in at least one step",
         "alike": alike and f"{alike} processes",
@@ -156,7 +155,7 @@ def opacus_result(
         "adaptive": cost < sigma and f"noise_multiplier is worth {cost:.3g}, not {sigma:.3g}",
         "gdp": gdp and "its limit theorem is no bound, and epsilon is composed here instead",
     }
-    found = {kind: size for kind, size in told.items() if kind in _KINDS and size}
+    found = {kind: size for kind, size in sizes.items() if kind in _KINDS and size}
     mild = {"left_out", "gdp"} | ({"adaptive"} if cost >= _LEFT * sigma else set())
     of = next((kind for kind in found if kind not in mild), "")
     doubts = [pair for pair in found.items() if pair[0] in mild]

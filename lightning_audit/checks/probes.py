@@ -37,7 +37,7 @@ _FAR = 6.0
 #: Why the noise of a step cannot be separated from the data.
 _NO_SUMS = "the clipped sums that the noise was added to are not known"
 _TOO_SMALL = "what is left of the gradient without the clipped sums is too small to be the noise"
-_ALONG = "what is left of the gradient without the clipped sums is correlated with them"
+_CORRELATED = "what is left of the gradient without the clipped sums is correlated with them"
 
 
 def noise_of(seen: Observation) -> tuple[FloatArray | None, str]:
@@ -55,8 +55,8 @@ def noise_of(seen: Observation) -> tuple[FloatArray | None, str]:
         return None, _TOO_SMALL
     norm = float(np.linalg.norm(seen.sums))
     scale = math.sqrt(max(squares / len(noise), 1.0))
-    along = abs(float(noise @ seen.sums)) / norm if norm > 0 else 0.0
-    return (noise, "") if along <= _FAR * scale else (None, _ALONG)
+    product = abs(float(noise @ seen.sums)) / norm if norm > 0 else 0.0
+    return (noise, "") if product <= _FAR * scale else (None, _CORRELATED)
 
 
 # --- Decorrelation of noise that a claim's `noise_coefficients` correlate over steps.
@@ -250,11 +250,11 @@ class WitnessReducer:
         use = np.zeros(own.shape, dtype=bool)
         use[read] = sums.pop("use")
         sums |= self._epochs.compare(epochs.tolist(), own, sigmas, use)
-        lost = {"tensor_squares": np.full((len(rows), len(self._counts)), np.nan)}
+        columns = {"tensor_squares": np.full((len(rows), len(self._counts)), np.nan)}
         for name, of_read in sums.items():
-            whole = lost.setdefault(name, np.zeros((len(rows), *of_read.shape[1:])))
-            whole[read] = of_read if len(of_read) == read.sum() else of_read[read]
-        return lost
+            column = columns.setdefault(name, np.zeros((len(rows), *of_read.shape[1:])))
+            column[read] = of_read if len(of_read) == read.sum() else of_read[read]
+        return columns
 
     def _of_finite(self, rows: FloatArray, sigmas: FloatArray) -> dict[str, Any]:
         """Return the sums of finite steps, ``[steps, ...]``, and which readings re-use tests use.

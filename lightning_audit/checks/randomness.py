@@ -34,7 +34,6 @@ from lightning_audit.checks.noise import (
     NOISE_ENTRIES,
     NOISE_SHAPE,
     NOISE_STEP,
-    NOISE_WHOLE,
 )
 from lightning_audit.checks.noise_faults import added_ratio
 from lightning_audit.checks.replayed_noise import (
@@ -103,15 +102,10 @@ class ReuseCheck(Statistic):
             self._others[f"reuse.{name}"].update(log_e, seen.step[known][at])
 
     @property
-    def lags(self) -> int:
-        """Number of lags at which steps are compared; see `lag`."""
-        return self._lags
-
-    @property
     def lag(self) -> int:
         """The shortest lag at which readings agree about as well as at any lag, in steps.
 
-        A number above `lags` means the same place in another epoch.
+        A number above the number of short lags means the same place in another epoch.
         """
         seen = self._lag_count > 0
         if not seen.any():
@@ -478,15 +472,12 @@ _ALONE, _WHOLE = 1.05, 0.85
 _IN_A_ROW = 3
 
 
-def reuse_candidates(case: Case) -> list[Candidate]:
+def reuse_candidates(case: Case, monitor: Monitored) -> list[Candidate]:
     """Return the faults that add the same noise several times, the likeliest first.
 
     Noise that is shared within a step comes first, then noise that recurs after a fixed number of
     steps, then noise that recurs at irregular steps.
     """
-    monitor = case.monitor
-    if monitor is None:
-        return []
     shared = [name for name in (REUSE_BROADCAST.name, REUSE_PAIR.name) if name in case.violated]
     clear = [name for name in shared if reuse_is_seen(case, monitor, name)]
     correlated = _correlated(case) or _dependent(case)
@@ -510,9 +501,7 @@ def reuse_is_seen(case: Case, monitor: Monitored, name: str) -> bool:
     # Independent noise differs from earlier noise by sqrt(2) times its size, for any size. If the
     # noise is constant, the centre learns it and the plain residual is small as well; but then
     # `reuse.lag` is violated first.
-    whole = case.violated.get(NOISE_WHOLE.name)
-    added = math.inf if whole is None else whole.evidence.get("added_ratio", math.inf)
-    if monitor.reuse.lag_ratio() / math.sqrt(2.0) >= _FRESH * added:
+    if _difference_ratio(monitor) >= _FRESH * added_ratio(case):
         return False  # independent noise of the added size explains it
     noise_at = monitor.witness_noise.test.violated_at
     lag_at = monitor.reuse.test.violated_at
@@ -535,7 +524,7 @@ def _repeated(case: Case, monitor: Monitored) -> Candidate | None:
         return None
     if RECURRENCE.name in case.violated and not _comes_back_regularly(monitor):
         return None
-    in_epochs = reuse.lag > reuse.lags
+    in_epochs = reuse.lag > monitor.header.lags
     fault = IN_A_CYCLE if reuse.lag > 1 else AT_EVERY_STEP
     if in_epochs:
         fault = IN_EVERY_EPOCH
@@ -543,8 +532,8 @@ def _repeated(case: Case, monitor: Monitored) -> Candidate | None:
     left = math.sqrt(1.0 - 1.0 / reuse.lag)
     quiet = monitor.witness_noise.smallest_ratio
     entailed = case.sizes if not in_epochs and quiet >= 0.9 * left else ()
-    evidence = {"difference_ratio": reuse.lag_ratio() / math.sqrt(2.0)}
-    evidence = evidence if in_epochs else {"lag": reuse.lag, **evidence}
+    evidence = {} if in_epochs else {"lag": reuse.lag}
+    evidence["difference_ratio"] = _difference_ratio(monitor)
     explains = (*group("reuse"), *entailed, *case.beyond)
     return case.candidate(fault, finding, evidence=evidence, explains=explains)
 
@@ -553,62 +542,62 @@ def _in_part(case: Case) -> bool:
     """Whether earlier noise predicts a part of the noise, in readings without data."""
     if REUSE_FORECAST.name not in case.violated:
         return False
-    if RECURRENCE.name in case.violated:
-        alike = case.violated[RECURRENCE.name].evidence.get("difference_ratio")
-        if float(alike or 0.0) < MISSING:  # the whole noise of a step recurred
-            return False
-    seen = case.violated[REUSE_FORECAST.name].evidence
+    if RECURRENCE.name in case.violated and _recurred_ratio(case) < MISSING:
+        return False  # the whole noise of a step recurred
+    seen = case.seen(REUSE_FORECAST)
     (rule,) = REUSE_FORECAST.faults
     return rule.applies(seen) and seen["ratio"] < _ALONE and abs(seen["coefficient"]) < _WHOLE
 
 
 def _dependent(case: Case) -> Candidate | None:
     """Return the fault if noise of the right size is predicted in part: what is left is small."""
-    finding = REUSE_FORECAST.name
-    if not _in_part(case) or case.violated[finding].evidence["ratio"] < 1.0 / _ALONE:
+    if not _in_part(case) or case.seen(REUSE_FORECAST)["ratio"] < 1.0 / _ALONE:
         return None
-    return case.candidate(CORRELATED_OVER_STEPS, finding, explains=case.of_noise)
+    return case.candidate(CORRELATED_OVER_STEPS, REUSE_FORECAST.name, explains=case.of_noise)
 
 
 def _comes_back_regularly(monitor: Monitored) -> bool:
     """Whether steps at one lag agree over the whole run; with few seeds only a few pairs do."""
-    quiet = monitor.witness_noise.smallest_ratio
-    return bool(monitor.reuse.lag_ratio() / math.sqrt(2.0) < _REUSE_GAIN * quiet)
+    quiet = float(monitor.witness_noise.smallest_ratio)
+    return _difference_ratio(monitor) < _REUSE_GAIN * quiet
+
+
+def _difference_ratio(monitor: Monitored) -> float:
+    """Return the least difference at any lag over that of independent noise as claimed."""
+    return float(monitor.reuse.lag_ratio() / math.sqrt(2.0))
+
+
+def _recurred_ratio(case: Case) -> float:
+    """Return the least difference from an earlier step, over that of independent noise."""
+    return float(case.seen(RECURRENCE).get("difference_ratio") or 0.0)
 
 
 def _correlated(case: Case) -> Candidate | None:
     """Return the fault if noise depends on earlier noise without repeating it."""
-    finding = RECURRENCE.name
-    seen = case.violated[finding].evidence if finding in case.violated else {}
+    seen = case.seen(RECURRENCE)
     # Entries without noise also depend on their past. If noise depends on earlier noise, the past
     # predicts a part of it, and the rest is small: so compare which check was violated first.
     found = first_seen(seen)
-    small = [
-        first_seen(case.violated[name].evidence) for name in case.sizes if name in case.violated
-    ]
+    sizes = (case.violated[name] for name in case.sizes if name in case.violated)
+    small = [first_seen(check.evidence) for check in sizes]
     again = float(seen.get("difference_ratio") or 1.0) < MISSING  # the noise itself recurs
     if again or "agreement" not in seen or any(at is None or at <= found for at in small):
         return None
+    evidence = {"lag": seen["lag"], "agreement": seen["agreement"]}
     return case.candidate(
-        CORRELATED_OVER_STEPS,
-        finding,
-        evidence={"lag": seen["lag"], "agreement": seen["agreement"]},
-        explains=case.of_noise,
+        CORRELATED_OVER_STEPS, RECURRENCE.name, evidence=evidence, explains=case.of_noise
     )
 
 
 def _recurring(case: Case, monitor: Monitored) -> Candidate | None:
     finding = RECURRENCE.name
-    if finding not in case.violated or not _recurs(case, monitor, finding):
+    if finding not in case.violated or not _recurs(case, monitor) or _in_part(case):
         return None
-    if _in_part(case):
-        return None
-    distances = case.violated[finding].evidence.get("distances", [])
+    distances = case.seen(RECURRENCE).get("distances", [])
     explains = (*group("reuse"), *case.beyond)
     if len(distances) >= _IN_A_ROW and len(set(distances)) == 1:
-        return case.candidate(
-            IN_A_CYCLE, finding, evidence={"lag": distances[0]}, explains=explains
-        )
+        lag = {"lag": distances[0]}
+        return case.candidate(IN_A_CYCLE, finding, evidence=lag, explains=explains)
     once = (
         "noise re-used: the noise of an earlier step comes back, as from few seeds or a generator "
         "that starts again"
@@ -616,21 +605,20 @@ def _recurring(case: Case, monitor: Monitored) -> Candidate | None:
     return case.candidate(FEW_SEEDS, finding, once * (len(distances) == 1), explains=explains)
 
 
-def _recurs(case: Case, monitor: Monitored, finding: str) -> bool:
+def _recurs(case: Case, monitor: Monitored) -> bool:
     """Whether steps agree more closely than noise that is too small or missing explains."""
-    if not case.first_of(case.sizes):
+    size = case.first_of(case.sizes)
+    if size is None:
         return True
     since = monitor.witness_noise.onset.ratios() and NOISE_STEP.name in case.violated
-    if case.first_of(case.sizes) == NOISE_STEP.name or since:
+    if size == NOISE_STEP.name or since:
         # Steps without noise agree; `noise.step` flags one before two of them can be compared.
-        quiet_at = case.violated[NOISE_STEP.name].evidence.get("violated_at_step")
-        alike_at = case.violated[finding].evidence.get("violated_at_step")
+        quiet_at = case.seen(NOISE_STEP).get("violated_at_step")
+        alike_at = case.seen(RECURRENCE).get("violated_at_step")
         return quiet_at is not None and alike_at is not None and alike_at < quiet_at
-    quiet = monitor.witness_noise.smallest_ratio
-    difference = float(case.violated[finding].evidence.get("difference_ratio") or 0.0)
     # If noise becomes small during a run, it is small in the steps compared, and less small in the
     # mean of all steps.
-    return quiet >= MISSING and difference < MISSING
+    return monitor.witness_noise.smallest_ratio >= MISSING and _recurred_ratio(case) < MISSING
 
 
 # --- Check that entries of a step do not share their noise: `reuse.entries`.
@@ -685,13 +673,11 @@ REUSE_ENTRIES = dataclasses.replace(
 _REPEATED, _NOTHING = 0.25, 1e-3
 
 
-def repeated_in_step(case: Case) -> list[Candidate]:
+def repeated_in_step(case: Case, _: Monitored) -> list[Candidate]:
     """Return the fault if many entries of a step share values, until a check of `reuse` sees it."""
-    shape = case.violated.get(NOISE_SHAPE.name)
-    share = 0.0 if shape is None else shape.evidence.get("repeated", 0.0)
+    share = case.seen(NOISE_SHAPE).get("repeated", 0.0)
     if (
-        case.monitor is None
-        or share < _REPEATED
+        share < _REPEATED
         or case.first_of(group("reuse"))
         or added_ratio(case) < _NOTHING
         or _of_few_entries(case)
@@ -706,20 +692,19 @@ def repeated_in_step(case: Case) -> list[Candidate]:
     return [found]
 
 
-def noise_of_another_shape(case: Case) -> list[Candidate]:
+def noise_of_another_shape(case: Case, monitor: Monitored) -> list[Candidate]:
     """Return the fault if the noise has the right size and another distribution."""
-    seen = case.violated.get(NOISE_SHAPE.name)
-    if case.monitor is None or seen is None or repeated_in_step(case) or _of_few_entries(case):
+    seen = NOISE_SHAPE.name in case.violated
+    if not seen or repeated_in_step(case, monitor) or _of_few_entries(case):
         return []
     return [case.candidate(ANOTHER_SHAPE, NOISE_SHAPE.name)]
 
 
 def _of_few_entries(case: Case) -> bool:
     """Whether ties come from entries without noise, or from entries that share their noise."""
-    checks = [NOISE_ENTRIES, REUSE_ENTRIES]
     return any(
-        rule.applies(case.violated[check.name].evidence)
-        for check in checks
+        rule.applies(case.seen(check))
+        for check in (NOISE_ENTRIES, REUSE_ENTRIES)
         if check.name in case.violated
         for rule in check.faults
     )

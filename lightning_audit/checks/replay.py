@@ -240,20 +240,25 @@ class Answer:
             return f"not asked: {self.reason}"
         if not self.findings:
             return f"nothing found, {self.asked} asked"
-        worst = max(self.findings, key=lambda finding: finding.size)
-        return f"{len(self.findings)} of {self.asked}: {worst.describe()}"
+        return f"{len(self.findings)} of {self.asked}: {self.worst.describe()}"
+
+    @property
+    def worst(self) -> Finding:
+        """The largest difference, if there is a finding."""
+        return max(self.findings, key=lambda finding: finding.size)
 
 
-#: The checks that these answers decide, by name.
-_ANSWERED = {check.name: check for check in (REPLAY_SENSITIVITY, REPLAY_CLIPPING, REPLAY_RELEASE)}
-#: Names of the checks that these answers decide.
-REPLAY_CHECKS = tuple(_ANSWERED)
+#: The checks that these answers decide.
+_ANSWERED = (REPLAY_SENSITIVITY, REPLAY_CLIPPING, REPLAY_RELEASE)
+#: Their names.
+REPLAY_CHECKS = tuple(check.name for check in _ANSWERED)
 
 
 @dataclass
-class _Told:
-    """Summary of one test over all examinations; the evidence is that of the first finding."""
+class _Summary:
+    """Summary of one check over all examinations; the evidence is that of the first finding."""
 
+    check: Check
     asked: int = 0
     findings: int = 0
     evidence: dict[str, Any] = field(default_factory=dict)
@@ -266,7 +271,7 @@ class _Told:
         self.findings += len(answer.findings)
         self.reason = answer.reason or self.reason
         if answer.findings and not self.evidence:
-            worst = max(answer.findings, key=lambda finding: finding.size)
+            worst = answer.worst
             self.in_weights = worst.in_weights
             self.evidence = {
                 "step": step,
@@ -287,6 +292,18 @@ class _Told:
                 "parameters": list(worst.tensors),
             }
 
+    def result(self, examined: int, off: str) -> CheckResult:
+        """Return the result of the check.
+
+        Args:
+            examined: number of examined steps.
+            off: why no step is examined, or empty.
+        """
+        if not self.asked:
+            return not_asked(self.check, self.reason or off or Reason.NOT_EXAMINED)
+        numbers = {"examined": examined, "asked": self.asked, "findings": self.findings}
+        return self.check.judged({**numbers, **self.evidence})
+
 
 @dataclass
 class ExaminationLog:
@@ -306,8 +323,8 @@ class ExaminationLog:
     noise: NoiseLog = field(default_factory=NoiseLog)
     #: Whether the release of a step was one number times a direction that no record changed.
     one_number: bool = False
-    _told: dict[str, _Told] = field(
-        default_factory=lambda: {name: _Told() for name in REPLAY_CHECKS}
+    _summaries: dict[str, _Summary] = field(
+        default_factory=lambda: {check.name: _Summary(check) for check in _ANSWERED}
     )
 
     def found(self, significance: float) -> bool:
@@ -316,17 +333,17 @@ class ExaminationLog:
         Args:
             significance: of the whole run.
         """
-        findings = any(told.findings for told in self._told.values())
+        findings = any(summary.findings for summary in self._summaries.values())
         return findings or self.noise.found(significance)
 
     @property
     def leaks_into_weights(self) -> bool:
         """Whether weights or optimizer state after a step depended on more than its release."""
-        return self._told[REPLAY_RELEASE.name].in_weights
+        return self._summaries[REPLAY_RELEASE.name].in_weights
 
     def asked(self, name: str) -> int:
         """Return the number of neighboring batches that a test replayed."""
-        return self._told[name].asked
+        return self._summaries[name].asked
 
     def take(self, step: int, answers: Mapping[str, Answer]) -> None:
         """Add an examination.
@@ -342,8 +359,8 @@ class ExaminationLog:
                 self.alone.append(step)
             if name == REPLAY_NOISE.name:
                 self.noise.take(step, answer.noise, answer.reason)
-            if (told := self._told.get(name)) is not None:
-                told.take(step, answer)
+            if name in self._summaries:
+                self._summaries[name].take(step, answer)
 
     def spend(self, seconds: float, step_times: float) -> None:
         """Add the time of an examination, whose number of replays depends on the batch.
@@ -363,16 +380,8 @@ class ExaminationLog:
         Args:
             significance: of the whole run.
         """
-        asked = [self._result(name, told) for name, told in self._told.items()]
-        noise = self.noise.result(significance, self.off or Reason.NOT_EXAMINED)
-        return [*asked, noise]
-
-    def _result(self, name: str, told: _Told) -> CheckResult:
-        check = _ANSWERED[name]
-        if not told.asked:
-            return not_asked(check, told.reason or self.off or Reason.NOT_EXAMINED)
-        numbers = {"examined": len(self.steps), "asked": told.asked, "findings": told.findings}
-        return check.judged({**numbers, **told.evidence})
+        found = [one.result(len(self.steps), self.off) for one in self._summaries.values()]
+        return [*found, self.noise.result(significance, self.off or Reason.NOT_EXAMINED)]
 
 
 def _alike(findings: Sequence[Finding]) -> bool:

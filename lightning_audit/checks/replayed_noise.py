@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -259,7 +259,10 @@ def draws_seen(draws: Draws) -> dict[str, Seen]:
     Returns:
         Results by name of the family. `examined_noise` averages their e-values.
     """
-    seen = {kind: family(draws) for kind, family in FAMILIES.items()}
+    seen = {
+        kind: family(draws) if draws.sized or kind not in _OF_SIZED else NOTHING
+        for kind, family in FAMILIES.items()
+    }
     sums = draws.sums
     ratios = np.sqrt(sums[:, 1] / sums[:, 0])
     if min(ratios) < _ALL_SMALL:  # tails are valid only for noise of the claimed size
@@ -280,9 +283,7 @@ NOTHING = Seen(0.0, "")
 
 def _small(draws: Draws) -> Seen:
     """Test for too little noise in tensors, their rows and columns, or in some entries."""
-    if not draws.sized:
-        return NOTHING
-    told = _whole(draws)
+    tests = _whole(draws)
     entries: list[FloatArray] = []
     among = _among(draws)
     for name, own in zip(draws.names, draws.tensors, strict=True):
@@ -290,14 +291,14 @@ def _small(draws: Draws) -> Seen:
         count, squares = len(noise), np.square(noise).sum(axis=0)
         if min(squares.shape) > 1:
             rows, columns = squares.shape
-            told.append(_sized(squares.sum(1), count * columns, among, f"a row of `{name}`"))
-            told.append(_sized(squares.sum(0), count * rows, among, f"a column of `{name}`"))
+            tests.append(_sized(squares.sum(1), count * columns, among, f"a row of `{name}`"))
+            tests.append(_sized(squares.sum(0), count * rows, among, f"a column of `{name}`"))
         entries.append(squares.ravel())
     each = np.concatenate(entries)
-    told.append(_in_entries(each, draws.count - 1))
+    tests.append(_in_entries(each, draws.count - 1))
     # Tensors that are too small to test alone are tested together.
-    told.append(_sized(each.sum()[None], count * each.size, among, "all tensors together"))
-    return _mean(told)
+    tests.append(_sized(each.sum()[None], count * each.size, among, "all tensors together"))
+    return _mean(tests)
 
 
 def _whole(draws: Draws) -> list[Seen]:
@@ -328,26 +329,23 @@ def _in_entries(squares: FloatArray, count: int) -> Seen:
     log_e = noise_log_e(np.full(len(squares), count), squares)
     parts = [np.logaddexp(np.log1p(-part), np.log(part) + log_e).sum() for part in _PARTS]
     few = int((log_e > np.log(1.0 / _PARTS[-1])).sum())
-    return Seen(
-        float(log_mean_exp(parts)), f"{few} of {len(squares)} entries have too little noise"
-    )
+    what = f"{few} of {len(squares)} entries have too little noise"
+    return Seen(float(log_mean_exp(parts)), what)
 
 
 def _low_rank(draws: Draws) -> Seen:
     """Test for matrices whose noise has low rank."""
-    told = []
+    tests = []
     for name, own in zip(draws.names, draws.tensors, strict=True):
-        if draws.sized and min(own.shape[1:]) >= _LEAST_SIDE:
+        if min(own.shape[1:]) >= _LEAST_SIDE:
             parts = differences(own)[:_RANKED, :_SIDE, :_SIDE]
             log_e = sum(low_rank_log_e(part) for part in parts)
-            told.append(Seen(log_e, f"the noise of `{name}` has few directions"))
-    return _mean(told)
+            tests.append(Seen(log_e, f"the noise of `{name}` has few directions"))
+    return _mean(tests)
 
 
 def _tails(draws: Draws) -> Seen:
     """Test for tails that are not those of normal noise."""
-    if not draws.sized:
-        return NOTHING
     bet, left = TailBet(), _TAILS
     for number in range(draws.count):
         for own in draws.tensors:
@@ -363,17 +361,16 @@ def _tails(draws: Draws) -> Seen:
 
 def _neighbours(draws: Draws) -> Seen:
     """Test for dependence of adjacent entries, in a row or column of a tensor."""
-    told = []
+    tests = []
     for name, own in zip(draws.names, draws.tensors, strict=True):
         noise = differences(own)
         flat = noise.reshape(len(noise), -1)
-        if not draws.sized or flat.shape[1] <= max(_NEAR):
-            continue
-        for gap in (*_NEAR, noise.shape[2]):
+        for gap in (*_NEAR, noise.shape[2]) if flat.shape[1] > max(_NEAR) else ():
             if gap < flat.shape[1]:
-                log_e = float(product_log_e((flat[:, :-gap] * flat[:, gap:]).ravel()))
-                told.append(Seen(log_e, f"in `{name}` the noise of entries {gap} apart is alike"))
-    return _mean(told)
+                products = flat[:, :-gap] * flat[:, gap:]
+                what = f"in `{name}` the noise of entries {gap} apart is alike"
+                tests.append(_of_products(products, what))
+    return _mean(tests)
 
 
 def _tensors(draws: Draws) -> Seen:
@@ -383,40 +380,36 @@ def _tensors(draws: Draws) -> Seen:
         return Seen(CERTAIN, found)
     if not draws.sized:  # see `_draws`
         return NOTHING
-    noise = [differences(own) for own in draws.tensors]
-    own = [each.reshape(len(each), -1) for each in noise]
-    told = []
-    for one, other in list(combinations(range(len(own)), 2))[:_PAIRS]:
-        common = min(own[one].shape[1], own[other].shape[1])
-        products = own[one][:, :common] * own[other][:, :common]
-        what = f"`{draws.names[one]}` and `{draws.names[other]}` have noise that is alike"
-        told.append(Seen(float(product_log_e(products.ravel())), what))
-    return _mean(told)
+    noise = [differences(own.reshape(len(own), -1)) for own in draws.tensors]
+    tests = []
+    pairs = combinations(zip(draws.names, noise, strict=True), 2)
+    for (name, one), (other_name, other) in islice(pairs, _PAIRS):
+        common = min(one.shape[1], other.shape[1])
+        what = f"`{name}` and `{other_name}` have noise that is alike"
+        tests.append(_of_products(one[:, :common] * other[:, :common], what))
+    return _mean(tests)
 
 
 def _draws(draws: Draws) -> Seen:
     """Test for draws by different random numbers that are alike."""
     flat = draws.flat
-    alike = [
-        (a, b) for a, b in combinations(range(len(flat)), 2) if np.array_equal(flat[a], flat[b])
-    ]
+    alike = sum(np.array_equal(a, b) for a, b in combinations(flat, 2))
     if alike and len(np.unique(flat[0])) > 2:
-        return Seen(
-            CERTAIN, f"{len(alike)} of {math.comb(len(flat), 2)} pairs of draws are the same"
-        )
+        pairs = math.comb(len(flat), 2)
+        return Seen(CERTAIN, f"{alike} of {pairs} pairs of draws are the same")
     if not draws.sized:  # post-processing may mix the entries, which are dependent then
         return NOTHING
-    noise = differences(flat)
     what = "the noise of other random numbers is alike"
-    return _mean(
-        [Seen(float(product_log_e(a * b)), what) for a, b in combinations(noise, 2)],
-    )
+    return _mean([_of_products(a * b, what) for a, b in combinations(differences(flat), 2)])
+
+
+def _of_products(products: FloatArray, what: str) -> Seen:
+    """Return an e-value of products for "each is symmetric about zero"."""
+    return Seen(float(product_log_e(products.ravel())), what)
 
 
 def _together(draws: Draws) -> Seen:
     """Test for correlated entries, at any distance."""
-    if not draws.sized:
-        return NOTHING
     noise = contrasts(draws.flat)
     # Noise that is larger than claimed may be the claimed noise plus a correlated part.
     if float(np.square(noise).mean()) > _AS_CLAIMED:
@@ -432,8 +425,8 @@ def _twice(draws: Draws) -> Seen:
     found = repeated_numbers(_first_two(draws))
     if not found and draws.sized:
         each = (copied_entries(own.reshape(len(own), -1)) for own in draws.tensors)
-        told = ((copied, name) for copied, name in zip(each, draws.names, strict=True) if copied)
-        found = next((f"{copied}, in `{name}`" for copied, name in told), "")
+        copied = (f"{c}, in `{name}`" for c, name in zip(each, draws.names, strict=True) if c)
+        found = next(copied, "")
     return Seen(CERTAIN, found) if found else NOTHING
 
 
@@ -461,12 +454,12 @@ def _few(draws: Draws) -> Seen:
     return Seen(CERTAIN, found) if found else NOTHING
 
 
-def _mean(told: Sequence[Seen]) -> Seen:
+def _mean(tests: Sequence[Seen]) -> Seen:
     """Return the mean of e-values, with the description of the largest."""
-    if not told:
+    if not tests:
         return NOTHING
-    largest = max(told, key=lambda seen: seen.log_e)
-    return Seen(float(log_mean_exp([seen.log_e for seen in told])), largest.what)
+    largest = max(tests, key=lambda seen: seen.log_e)
+    return Seen(float(log_mean_exp([seen.log_e for seen in tests])), largest.what)
 
 
 #: Tests by kind, in the order in which a fault is named.
@@ -482,6 +475,8 @@ FAMILIES: dict[str, Callable[[Draws], Seen]] = {
     SMALL: _small,
     "tails": _tails,
 }
+#: Kinds whose tests need the noise itself, and not a function of it.
+_OF_SIZED = ("low_rank", "neighbours", TOGETHER, SMALL, "tails")
 
 
 # --- The check `replay.noise`: one e-value for all looks at the noise of replayed steps.
@@ -603,22 +598,8 @@ EARLIER, SEED = "earlier", "seed"
 #: Number of kinds that may be tested in a look at several draws of one step.
 _OF_DRAWS = len(FAMILIES) + len((MISSING, OF_RECORDS, EARLIER, SEED))
 #: Kinds more specific than small noise or another shape, and the log e-value that makes one clear.
-_SHARPEST = (
-    OF_RECORDS,
-    "one_value",
-    "twice",
-    "tensors",
-    "draws",
-    "low_rank",
-    "few_values",
-    "neighbours",
-    TOGETHER,
-    MISSING,
-    EARLIER,
-    SEED,
-    SCALE,
-    TENSOR,
-)
+_OF_VALUES = (kind for kind in FAMILIES if kind not in (SMALL, "tails"))
+_SHARPEST = (OF_RECORDS, *_OF_VALUES, MISSING, EARLIER, SEED, SCALE, TENSOR)
 _CLEAR = 14.0
 #: Significance of a look outside of a run.
 _ALONE = 1e-3
@@ -753,19 +734,17 @@ def successive_seen(noise: Sequence[FloatArray]) -> Seen:
     """
     log_e, largest = 0.0, NOTHING
     for number in range(1, len(noise)):
-        told = [
-            Seen(
-                float(product_log_e(noise[number] * forecast)), _told(name, noise[number], forecast)
-            )
+        now = noise[number]
+        tests = [
+            _of_products(now * forecast, _forecast_words(name, now, forecast))
             for name, forecast in forecasts(noise[:number])
         ]
         # A finding by one earlier step, or by their sum, takes precedence over one by a fit.
-        plain = max(told[: number + 1], key=lambda seen: seen.log_e)
-        now_largest = (
-            plain if plain.log_e > _CLEAR_OF_SUCCESSIVE else max(told, key=lambda seen: seen.log_e)
-        )
-        largest = max(largest, now_largest, key=lambda seen: seen.log_e)
-        log_e += float(log_mean_exp([seen.log_e for seen in told]))
+        best = max(tests[: number + 1], key=lambda seen: seen.log_e)
+        if not best.log_e > _CLEAR_OF_SUCCESSIVE:
+            best = max(tests, key=lambda seen: seen.log_e)
+        largest = max(largest, best, key=lambda seen: seen.log_e)
+        log_e += _mean(tests).log_e
     return Seen(log_e, largest.what)
 
 
@@ -791,7 +770,7 @@ def forecasts(past: Sequence[FloatArray]) -> Iterator[tuple[str, FloatArray]]:
         yield "what earlier steps foretell", latest @ weights
 
 
-def _told(name: str, noise: FloatArray, forecast: FloatArray) -> str:
+def _forecast_words(name: str, noise: FloatArray, forecast: FloatArray) -> str:
     size = math.sqrt(float(noise @ noise) * float(forecast @ forecast))
     part = float(noise @ forecast) / size if size > 0.0 else 0.0
     return f"the noise of a step goes {'with' if part > 0 else 'against'} {name} ({part:.2g})"

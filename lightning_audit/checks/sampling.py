@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,9 @@ from lightning_audit.stats.sampling_tests import (
     rate_log_e,
 )
 from lightning_audit.stats.sequential import log_mean_exp
+
+#: A check of what the accountant assumes of batches and steps.
+BookkeepingCheck = partial(Check, topic="Sampling and bookkeeping", kind="accounting")
 
 # --- The check `expected_batch_size`: what a divisor computed from the data set costs.
 
@@ -61,7 +65,7 @@ def _divided(seen: Mapping[str, Any]) -> str:
     return f"{divided}, and the number of records is private: {priced}{more}"
 
 
-EXPECTED_BATCH_SIZE = Check(
+EXPECTED_BATCH_SIZE = BookkeepingCheck(
     "expected_batch_size",
     title="Divisor and data set size",
     failed_title="Divisor reveals data set size",
@@ -70,8 +74,6 @@ EXPECTED_BATCH_SIZE = Check(
     look_at="what the sum of gradients and noise is divided by: make_private computes it from the "
     "data set; after that set optimizer.expected_batch_size to a constant that is not computed "
     "from the records, unless it is one, and state it: PrivacyClaim(expected_batch_size=...)",
-    topic="Sampling and bookkeeping",
-    kind="accounting",
     each=True,
     blocks=_unpaid,
     # If the number of records is private, and revealing it costs more than the claim.
@@ -267,7 +269,7 @@ _ITERABLE = dataclasses.replace(
 )
 
 # For samplers whose type does not show how they draw; a wrong one is detected in a few batches.
-NOT_POISSON = Check(
+NOT_POISSON = BookkeepingCheck(
     "sampling.not_poisson",
     title="How batches are drawn",
     failed_title="Batches are not Poisson-sampled",
@@ -275,8 +277,6 @@ NOT_POISSON = Check(
     "probability, and the loader draws otherwise.",
     look_at="which loader the training iterates: that of `make_private` with "
     "`poisson_sampling=True` draws Poisson batches",
-    topic="Sampling and bookkeeping",
-    kind="accounting",
     weight=10,
     always=True,
     wrong=lambda seen: seen["poisson"] is not True and seen.get("sampling") != "shuffled",
@@ -497,7 +497,7 @@ _FOUND = {
     "{rate:.4g}",
 }
 
-LEDGER_DRAWS = Check(
+LEDGER_DRAWS = BookkeepingCheck(
     DRAWS,
     title="Independence of the draws",
     failed_title="Draws are not independent",
@@ -505,8 +505,6 @@ LEDGER_DRAWS = Check(
     look_at="what the sampler keeps or seeds at the start of an epoch, and whether it favors some "
     "records: each batch must be drawn independently, each record with the accountant's "
     "probability",
-    topic="Sampling and bookkeeping",
-    kind="accounting",
     weight=20,
     needs="no batch was seen whose records are known",
     private=True,
@@ -609,15 +607,13 @@ class DrawnBatches:
 
 # --- The sampling checks: whether the loader draws its batches as the accountant assumes.
 
-REPEATED = Check(
+REPEATED = BookkeepingCheck(
     "sampling.repeated",
     title="Records shared among processes",
     failed_title="Every process draws all records",
     meaning="Each process draws from all records, so one record can enter a step several times.",
     look_at="whether the loader deals the records out to the processes, as "
     "`DPDataLoader.from_data_loader(loader, distributed=True)` does",
-    topic="Sampling and bookkeeping",
-    kind="accounting",
     wrong=lambda seen: seen["processes"] > 1,
     refutes=OF_BATCHES,
     message="each of {processes} processes draws from all records at rate {accounted_rate:.4g}, so "
@@ -705,7 +701,10 @@ def sampling_results(
     poisson = NOT_POISSON.judged({"poisson": True}, f"the loader is Poisson: {description}")
     if loader_rate is None:
         return (poisson,)
-    return (poisson, _rates(loader_rate, accounted_rate, raised_in))
+    rates: dict[str, Any] = {"loader_rate": loader_rate, "accounted_rate": accounted_rate}
+    if raised_in is not None:
+        rates["raised_in"] = raised_in
+    return poisson, SAMPLING_RATE.judged(rates, _drawn_more_often(rates))
 
 
 def shuffled_result(kind: LoaderKind, description: str, *, once: bool) -> CheckResult:
@@ -729,14 +728,6 @@ def shuffled_result(kind: LoaderKind, description: str, *, once: bool) -> CheckR
     )
     known = {"poisson": True} if kind == "poisson" else {}
     return NOT_POISSON.not_run(message, {"sampling": "shuffled", **known})
-
-
-def _rates(loader_rate: float, accounted_rate: float, raised_in: int | None) -> CheckResult:
-    """Return the result of `sampling.rate`."""
-    evidence: dict[str, Any] = {"loader_rate": loader_rate, "accounted_rate": accounted_rate}
-    if raised_in is not None:
-        evidence["raised_in"] = raised_in
-    return SAMPLING_RATE.judged(evidence, _drawn_more_often(evidence))
 
 
 def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult:

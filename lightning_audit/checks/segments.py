@@ -91,9 +91,9 @@ class EarlierSegments:
         log_e = max(earlier.log_e_value, now.log_e_value)
         level = -math.log(now.share * significance) * (1.0 - _ROUNDING)
         if log_e < level:
-            ran = now.status == "ok" or earlier.status != "not_run"
-            fine = _fine(known, now) if ran and now.status != "ok" else now
-            return dataclasses.replace(fine, log_e_value=log_e)
+            if now.status != "ok" and earlier.status != "not_run":
+                now = dataclasses.replace(now, status="ok", message=known.fine or now.message)
+            return dataclasses.replace(now, log_e_value=log_e)
         if earlier.log_e_value >= level:
             kept = earlier if earlier.status == known.flag else self._by_its_e_value(known, now)
             return dataclasses.replace(kept, log_e_value=log_e)
@@ -159,7 +159,3 @@ def _decided(check: CheckResult) -> CheckResult:
 def _plain(check: CheckResult) -> dict[str, Any]:
     kept: dict[str, Any] = plain(dataclasses.asdict(check))
     return {**kept, "log_e_value": check.log_e_value}
-
-
-def _fine(known: Check, check: CheckResult) -> CheckResult:
-    return dataclasses.replace(check, status="ok", message=known.fine or check.message)

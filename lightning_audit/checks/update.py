@@ -33,9 +33,8 @@ def gradient_replaced_result(
     """
     if not steps:
         return GRADIENT_REPLACED.not_run("no step was seen")
-    return GRADIENT_REPLACED.judged(
-        {"replaced": replaced, "steps": steps, "first_step": first_step}
-    )
+    evidence = {"replaced": replaced, "steps": steps, "first_step": first_step}
+    return GRADIENT_REPLACED.judged(evidence)
 
 
 def _another_gradient(seen: Mapping[str, Any]) -> str:
@@ -138,13 +137,13 @@ def no_dp_result(
         fine = "in addition to the private optimizer, exempt ones took steps: " + "; ".join(
             f"{count} of {words}" for words, count in exempt.items()
         )
-    if not plain_steps and not private_steps and not refused:
-        message = "no private optimizer took a step"
-        return NO_DP.not_run(message, evidence)
-    if by_records and not plain_steps and not refused:
-        evidence["by_records"] = len(by_records)
-        return NO_DP.judged(evidence, fine, who="; ".join(by_records))
-    return NO_DP.judged(evidence, fine, who=refused or plain_name)
+    who = refused or plain_name
+    if not plain_steps and not refused:
+        if not private_steps:
+            return NO_DP.not_run("no private optimizer took a step", evidence)
+        if by_records:
+            evidence["by_records"], who = len(by_records), "; ".join(by_records)
+    return NO_DP.judged(evidence, fine, who=who)
 
 
 def _not_private(seen: Mapping[str, Any]) -> str:
@@ -365,21 +364,17 @@ FENCE_WEIGHTS = Check(
     message="{what}",
 )
 
-FENCE_MONITORS = Check(
-    "fence.monitors",
+FENCE_MONITORS = dataclasses.replace(
+    FENCE_WEIGHTS,
+    name="fence.monitors",
     title="Metrics that decide",
     failed_title="A raw metric decides",
     meaning="A scheduler, early stopping or the best checkpoint follows a metric that is computed "
     "from training records without noise.",
     look_at="what the monitored metric is computed from: records that are not trained on may "
     "decide, as may the step number",
-    topic="What the update uses",
-    always=True,
-    warns=True,
     wrong=lambda seen: seen["monitors"] > 0,
-    blocks=_not_allowed,
     fine="no scheduler, early stopping or checkpoint is known to follow a metric without noise",
-    message="{what}",
 )
 
 

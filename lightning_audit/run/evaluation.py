@@ -79,19 +79,17 @@ from lightning_audit.verdict.judge import (
     MECHANISM_ALONE,
     NOT_ENDED,
     Held,
+    Judged,
     PowerModel,
     acknowledge,
-    blockers_of,
     blockers_of_run,
     held,
-    joined,
-    judge,
+    judge_all,
     mark_consequences,
     named,
     seen_of,
     with_allowed,
     worded,
-    worst,
 )
 
 # --- Results of all checks of a run at one moment, from its sessions and its facts.
@@ -666,27 +664,17 @@ def _verdict(
     of_run: Sequence[PassBlocker],
 ) -> tuple[Verdict, tuple[PassBlocker, ...]]:
     """Return the worst verdict over the private optimizers, and what it lacks for a pass."""
-    labels = [optimizer.label for optimizer in run.audits.facts]
-    own: list[tuple[Sequence[CheckResult], AuditMonitor | None, OptimizerSeen | None]] = [
+    own: list[Judged] = [
         (checks, session.monitor, shown)
         for session, checks, shown in zip(run.sessions, findings.by_optimizer, seen, strict=True)
-    ] or [(findings.all, None, None)]
-    missing = [
-        blockers_of(checks, shown, run.config.resolution, of_run) for checks, _, shown in own
     ]
-    verdicts = [
-        judge(
-            *one,
-            run.config.resolution,
-            lacks,
-            run.ranks.count,
-            mechanism_alone=run.config.mechanism_alone,
-        )
-        for one, lacks in zip(own, missing, strict=True)
-    ]
-    broken = {check.optimizer for check in findings.all if check.status == "violated"}
-    blockers = joined(missing, labels or [""], of_run)
-    verdict = worst(verdicts, labels, blockers, broken)
+    verdict, blockers = judge_all(
+        own or [(findings.all, None, None)],
+        run.config.resolution,
+        of_run,
+        run.ranks.count,
+        mechanism_alone=run.config.mechanism_alone,
+    )
     return verdict, blockers if verdict.pass_blockers else ()
 
 

@@ -143,13 +143,13 @@ class Recorder:
     @property
     def _passes_at_times(self) -> bool:
         """Whether sums are too long (noise inside them, if any) and some canaries read large."""
-        return self._noise.sums_are_long and bool(self._monitor.sensitivity.loud.numbers)
+        return self._noise.excess.sums_are_long and bool(self._monitor.sensitivity.loud.numbers)
 
     @property
     def shrinks_with_batch(self) -> bool:
         """Whether gradients are clearly smaller for larger batches."""
         self._feed()
-        return self._noise.shrinks_with_batch
+        return self._noise.divisor.shrinks_with_batch
 
     def pass_blockers(self, *, at_cut: bool, alone: Sequence[int] = ()) -> list[str]:
         """Return what of the releases prevents a pass, as text.
@@ -326,7 +326,7 @@ class Recorder:
         return self._judge_by(significance)
 
     def _judge_by(self, significance: float) -> list[str]:
-        self._monitor.judge_by(significance)
+        self._monitor.significance = significance
         new, gone = judge_again(evidence_in([self._monitor, self._noise, self._use]), significance)
         stopped, self.clipping_is_broken = self.clipping_is_broken, self._monitor.clipping_is_broken
         said = [

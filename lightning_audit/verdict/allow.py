@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 #: Findings of single parameters.
 OF_PARAMETERS = ("unaudited",)
@@ -39,25 +40,16 @@ class Allow:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.finding, str) or not self.finding.strip():
-            raise ValueError(
-                f"finding={self.finding!r} must be the name of a finding, such as 'no_dp'."
-            )
+        _refuse_no_text("finding", self.finding, "be the name of a finding, such as 'no_dp'")
         place = self.optimizer
         if isinstance(place, int) and not isinstance(place, bool) and place >= 0:
             object.__setattr__(self, "optimizer", str(place))
         for name in ("optimizer", "parameters"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value.strip()):
-                raise ValueError(
-                    f"{name}={value!r} must be a name; leave it out to allow {self.finding!r} "
-                    "everywhere."
-                )
-        if not isinstance(self.reason, str) or not self.reason.strip():
-            raise ValueError(
-                f"reason={self.reason!r} must say why {self.finding!r} is no fault here; the "
-                "report shows it."
-            )
+            if (value := getattr(self, name)) is not None:
+                wanted = f"be a name; leave it out to allow {self.finding!r} everywhere"
+                _refuse_no_text(name, value, wanted)
+        wanted = f"say why {self.finding!r} is no fault here; the report shows it"
+        _refuse_no_text("reason", self.reason, wanted)
         if self.parameters is not None and self.finding not in OF_PARAMETERS:
             raise ValueError(
                 f"parameters={self.parameters!r} must be left out: {self.finding!r} is no finding "
@@ -93,6 +85,12 @@ class Allow:
             return False
         prefixed = all(name == wanted or name.startswith(f"{wanted}.") for name in names)
         return wanted in (str(place), kind) or (bool(names) and prefixed)
+
+
+def _refuse_no_text(name: str, value: Any, wanted: str) -> None:
+    """Raise ValueError if a value is no text, or empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{name}={value!r} must {wanted}.")
 
 
 def covers(allowed: Iterable[Allow], parameter: str) -> bool:

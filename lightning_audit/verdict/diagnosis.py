@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from lightning_audit.checks.check import (
     Case,
     Fault,
     FaultRule,
+    Monitored,
     entailed,
     group,
 )
@@ -61,6 +62,14 @@ from lightning_audit.stats.sequential import log_mean_exp
 
 # --- Names the likely faults from violated checks, as text that an engineer can act on.
 
+#: Rules that name a fault by several checks together, the likeliest first.
+_OF_SEVERAL: tuple[Callable[[Case, Monitored], list[Candidate]], ...] = (
+    clipping_candidates,
+    reuse_candidates,
+    repeated_in_step,
+    noise_candidates,
+    noise_of_another_shape,
+)
 #: Noise below this ratio to the claim is not explained by a batch that is large by chance.
 _LARGE_BATCH = 0.5
 
@@ -87,11 +96,7 @@ def likely_faults(
     candidates = [
         *(candidate for rule, candidate in alone if rule.rank < 0),
         *_divisor_candidates(case),
-        *clipping_candidates(case),
-        *reuse_candidates(case),
-        *repeated_in_step(case),
-        *noise_candidates(case),
-        *noise_of_another_shape(case),
+        *(candidate for rules in _OF_SEVERAL if monitor for candidate in rules(case, monitor)),
         *(by_itself := [candidate for rule, candidate in alone if rule.rank > 0]),
     ]
     kept: list[LikelyFault] = []
@@ -99,8 +104,8 @@ def likely_faults(
     for candidate in candidates:
         finding = candidate.fault.finding
         # An earlier rule may have named the fault of this check, by rank or more precisely.
-        told = [f.name for f in kept if f.finding == finding]
-        again = candidate.fault.name in told or (bool(told) and candidate in by_itself)
+        named = [f.name for f in kept if f.finding == finding]
+        again = candidate.fault.name in named or (bool(named) and candidate in by_itself)
         if finding not in explained and not again:
             kept.append(candidate.fault)
             explained.update(name for name in candidate.explains if name != finding)
@@ -117,24 +122,21 @@ def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> 
         monitor: all checks after the last step.
     """
     case = Case({check.name: check for check in violated}, monitor, 1.0)
-    reuse = [name for name in case.violated if name.startswith("reuse.")]
+    names = {*case.violated}
     # Noise that is too small also makes the differences small that the re-use checks test.
-    of_both = (*group("clipping"), *group("replay"), *group("noise"), *group("reuse"))
-    if not set(case.violated) <= set(of_both):
+    if not names <= {*group("clipping"), *group("replay"), *group("noise"), *group("reuse")}:
         return False
-    if any(name == RECURRENCE.name or reuse_is_seen(case, monitor, name) for name in reuse):
+    if {RECURRENCE.name, REPLAY_RELEASE.name} & names:
         return False
-    if not {"noise", NOISE_TENSOR.name} & set(case.violated):  # over all steps the noise is right
+    if any(reuse_is_seen(case, monitor, name) for name in group("reuse")):
+        return False
+    if not {NOISE.name, NOISE_TENSOR.name} & names:  # over all steps the noise is right
         return False
     if monitor.signal_over_noise(monitor.significance).ratio_lower > 1.0:
         return False
     # Assume the largest shift within its error, and the smallest noise of any tensor.
-    if REPLAY_RELEASE.name in case.violated:
-        return False
-    replayed = [
-        case.violated[n].evidence.get("size") for n in group("replay") if n in case.violated
-    ]
-    shifts = [monitor.sensitivity.shift_upper, *(s if s else math.inf for s in replayed)]
+    replayed = [case.violated[name].evidence.get("size") for name in names & {*group("replay")}]
+    shifts = [monitor.sensitivity.shift_upper, *(size or math.inf for size in replayed)]
     return max(shifts) < 1.05 * monitor.witness_noise.smallest_ratio
 
 
@@ -145,12 +147,8 @@ def _by_finding(case: Case) -> list[tuple[FaultRule, Candidate]]:
         rules = REGISTRY[name].faults if name in REGISTRY else ()
         rule = next((rule for rule in rules if rule.applies(violated.evidence)), None)
         if rule is not None:
-            found.append((rule, _candidate(case, name, rule, entailed(rule))))
+            found.append((rule, case.candidate(rule.fault, name, explains=entailed(rule))))
     return sorted(found, key=lambda pair: pair[0].rank)
-
-
-def _candidate(case: Case, finding: str, rule: FaultRule, explains: tuple[str, ...]) -> Candidate:
-    return case.candidate(rule.fault, finding, explains=explains)
 
 
 def _divisor_candidates(case: Case) -> list[Candidate]:
@@ -169,7 +167,8 @@ def _divisor_candidates(case: Case) -> list[Candidate]:
     quiet = 1.0 if monitor is None else monitor.witness_noise.smallest_ratio
     small = group("noise") if quiet > _LARGE_BATCH else ()
     rule = rules[finding]
-    return [_candidate(case, finding, rule, (*entailed(rule), *small, *also))]
+    explains = (*entailed(rule), *small, *also)
+    return [case.candidate(rule.fault, finding, explains=explains)]
 
 
 def _unexplained(case: Case, finding: str) -> LikelyFault:
@@ -262,21 +261,21 @@ class UseOfRelease:
         self,
         steps: Sequence[int],
         coins: FloatArray,
-        along: Sequence[tuple[FloatArray, FloatArray | None, FloatArray | None]],
+        readings: Sequence[tuple[FloatArray, FloatArray | None, FloatArray | None]],
     ) -> None:
         """Update with steps whose coins count.
 
         Args:
             steps: their numbers, ``[n]``.
             coins: 1 where the canary was in, ``[n, k]``.
-            along: of each step, readings of the release without the canaries, ``[k]``; of the
+            readings: of each step those of the release without the canaries, ``[k]``; of the
                 gradient that the update used, ``[k]``, in any unit, None if it is the release
                 itself; of the negative change of the weights, ``[k]``, None if not read.
         """
-        rest = np.stack([release for release, _, _ in along])
+        rest = np.stack([release for release, _, _ in readings])
         small = np.abs(rest)
         rest_log_e = log_mean_exp(self._rest.update(coins, rest, -rest, small, -small))
-        for i, (_, used, moved) in enumerate(along):
+        for i, (_, used, moved) in enumerate(readings):
             if used is not None:
                 self._used.update(coins[i : i + 1], used[None], np.abs(used)[None])
             if moved is not None:
@@ -293,11 +292,7 @@ class UseOfRelease:
         """
         if replaced.status == "violated" or not self.evidence.observed:
             return replaced
-        return GRADIENT_REPLACED.result(
-            self.evidence,
-            replaced.evidence,
-            fine=replaced.message,
-        )
+        return GRADIENT_REPLACED.result(self.evidence, replaced.evidence, fine=replaced.message)
 
 
 def explained_by_processing(

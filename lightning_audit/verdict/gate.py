@@ -20,14 +20,12 @@ from lightning_audit.checks.check import REGISTRY
 from lightning_audit.results.audit_report import AuditReport, CheckResult, Verdict
 from lightning_audit.verdict.judge import (
     Held,
+    Judged,
     OutcomeSettings,
-    blockers_of,
     blockers_of_run,
     held,
-    joined,
-    judge,
+    judge_all,
     with_allowed,
-    worst,
 )
 
 #: Relative difference of two numbers that were one before they were rounded.
@@ -45,7 +43,7 @@ def contradictions(report: AuditReport) -> list[str]:
         if absent := list(_of_names(report)):
             return absent
         checks = tuple(_again(check, settings, len(report.optimizers)) for check in report.checks)
-        now = _held(report, checks, settings)
+        now = held(checks, *_composed(report), settings.claimed_epsilon)
         return [
             *_of_verdict(report, _judged(report, checks, settings), now),
             *_of_checks(report, checks),
@@ -73,14 +71,10 @@ def composed_again(report: AuditReport) -> float | None:
     # An edited report may have an epsilon of almost zero, which takes minutes to resolve.
     stated, _ = _composed(report)
     resolution = max(RESOLUTION, 0.25 * COMPOSITION_ERROR * (1.0 if stated is None else stated))
-    about: Any = (
-        report.delta,
-        adjacency,
-        "mean",
-        resolution,
-        _claims(report, "items_per_record") or 1,
-    )
-    epsilons = [composed_epsilon([Phase(*each) for each in one], *about) for one in histories]
+    items: Any = _claims(report, "items_per_record") or 1
+    about = {"adjacency": adjacency, "resolution": resolution, "items": items}
+    phases = ([Phase(*each) for each in history] for history in histories)
+    epsilons = [composed_epsilon(steps, report.delta, **about) for steps in phases]
     known = [epsilon for epsilon in epsilons if epsilon is not None]
     return max(known) if len(known) == len(epsilons) else None
 
@@ -177,19 +171,12 @@ def _judged(
         complete=report.complete,
         mechanism_alone=correlated,
     )
-    labels = [one.label for one in report.optimizers] or [""]
-    seen = report.optimizers or [None]
-    own = [[check for check in checks if check.optimizer in ("", label)] for label in labels]
-    missing = [
-        blockers_of(found, one, settings.resolution, blockers)
-        for found, one in zip(own, seen, strict=True)
+    own: list[Judged] = [
+        ([check for check in checks if check.optimizer in ("", one.label)], None, one)
+        for one in report.optimizers
     ]
-    verdicts = [
-        judge(found, None, one, settings.resolution, lacks, mechanism_alone=correlated)
-        for found, one, lacks in zip(own, seen, missing, strict=True)
-    ]
-    broken = {check.optimizer for check in checks if check.status == "violated"}
-    return worst(verdicts, labels, joined(missing, labels, blockers), broken)
+    seen = own or [(checks, None, None)]
+    return judge_all(seen, settings.resolution, blockers, mechanism_alone=correlated)[0]
 
 
 def _composed(report: AuditReport) -> tuple[float | None, float | None]:
@@ -198,10 +185,6 @@ def _composed(report: AuditReport) -> tuple[float | None, float | None]:
         if check.name == ACCOUNTING.name:
             return check.evidence["epsilon_spent"], check.evidence["claimed_epsilon"]
     return report.epsilon_spent, report.claimed_epsilon
-
-
-def _held(report: AuditReport, checks: tuple[CheckResult, ...], settings: OutcomeSettings) -> Held:
-    return held(checks, *_composed(report), settings.claimed_epsilon)
 
 
 def _of_verdict(report: AuditReport, given: Verdict, now: Held) -> Iterator[str]:
@@ -240,7 +223,7 @@ def _of_numbers(report: AuditReport, settings: OutcomeSettings, now: Held) -> It
     """Yield numbers that differ between two places."""
     steps = sum(one.steps for one in report.optimizers)
     stated = settings.claimed_epsilon
-    told = {
+    pairs = {
         "delta": (report.delta, settings.delta),
         "epsilon_spent": (report.epsilon_spent, now.spent),
         "claimed_epsilon": (report.claimed_epsilon, now.claimed),
@@ -249,7 +232,7 @@ def _of_numbers(report: AuditReport, settings: OutcomeSettings, now: Held) -> It
         "steps": (report.steps, steps),
         "the sum of steps in history": (sum(phase[2] for phase in report.history), steps),
     }
-    for name, (here, there) in told.items():
+    for name, (here, there) in pairs.items():
         if here != there:
             yield f"{name} is {here}, and {there} elsewhere"
     if not now.lower_holds and report.epsilon_lower is not None:

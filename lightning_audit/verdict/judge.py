@@ -18,10 +18,10 @@ import numpy as np
 
 from lightning_audit import _validate
 from lightning_audit.accounting.composition import exceeds
-from lightning_audit.checks.check import REGISTRY
+from lightning_audit.checks.check import REGISTRY, in_order
 from lightning_audit.checks.clipping import SENSITIVITY
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.noise import NOISE_CANARY, SHOW_THE_RELEASE
+from lightning_audit.checks.noise import NOISE_CANARY, SHOW_THE_RELEASE, PooledSums
 from lightning_audit.checks.replay import (
     COUPLING,
     REPLAY_CLIPPING,
@@ -56,13 +56,13 @@ def settled(faults: Iterable[LikelyFault]) -> tuple[LikelyFault, ...]:
     """Keep each consequence only for the first fault that explains it, and drop findings."""
     kept = tuple(faults)
     taken = {(fault.finding, fault.place.optimizer) for fault in kept}
-    told = []
+    settled_faults = []
     for fault in kept:
         own = {name: (name, _owner(name, fault.place.optimizer)) for name in fault.consequences}
         names = tuple(name for name, key in own.items() if key not in taken)
         taken.update(own.values())
-        told.append(dataclasses.replace(fault, consequences=names))
-    return tuple(told)
+        settled_faults.append(dataclasses.replace(fault, consequences=names))
+    return tuple(settled_faults)
 
 
 def _owner(name: str, optimizer: str) -> str:
@@ -79,28 +79,22 @@ def mark_consequences(
         checks: results of all checks.
         faults: faults of the verdict on these checks.
     """
-    return tuple(
-        dataclasses.replace(check, follows_from=behind.finding if behind else "")
-        for check in checks
-        for behind in [_behind(check, faults)]
-    )
+    return tuple(dataclasses.replace(c, follows_from=_cause(c, faults)) for c in checks)
 
 
-def _behind(check: CheckResult, faults: Sequence[LikelyFault]) -> LikelyFault | None:
-    """Return the fault that a violated check follows from; None for a finding or no violation."""
-    if check.status != "violated" or any(_shows(check, fault) for fault in faults):
-        return None
-    return next((f for f in faults if check.name in f.consequences and _meets(f, check)), None)
+def _cause(check: CheckResult, faults: Sequence[LikelyFault]) -> str:
+    """Return the finding that a violated check follows from; empty for a finding or no violation.
 
-
-def _meets(fault: LikelyFault, check: CheckResult) -> bool:
-    """Whether both are of the same optimizer, or one of them is of the whole run."""
-    whose = {fault.place.optimizer, check.optimizer}
-    return len(whose) == 1 or "" in whose
-
-
-def _shows(check: CheckResult, fault: LikelyFault) -> bool:
-    return (check.name, check.optimizer) == (fault.finding, fault.place.optimizer)
+    Both are of the same optimizer, or one of them is of the whole run.
+    """
+    findings = {(fault.finding, fault.place.optimizer) for fault in faults}
+    if check.status != "violated" or (check.name, check.optimizer) in findings:
+        return ""
+    for fault in faults:
+        whose = {fault.place.optimizer, check.optimizer}
+        if check.name in fault.consequences and (len(whose) == 1 or "" in whose):
+            return fault.finding
+    return ""
 
 
 # --- Text on what was examined by replay, and what was not: the first line of a pass.
@@ -131,14 +125,12 @@ def describe_examined(checks: Iterable[CheckResult]) -> str:
     unseen = [f"{', '.join(names)} ({why})" for why, names in reasons.items()]
     if COUPLING.name in asked and (why := asked[COUPLING.name].evidence.get("before")):
         unseen.append(f"what is before the step ({why})")
-    examined = "examined by replay: " + ", ".join(_OF[name] for name in asked)
-    return "; ".join(
-        [
-            *["by canaries and noise"] * bool(reasons),
-            *[examined] * bool(asked),
-            *[f"not examined: {'; '.join(unseen)}"] * bool(unseen),
-        ]
+    parts = (
+        "by canaries and noise" if reasons else "",
+        f"examined by replay: {', '.join(_OF[name] for name in asked)}" if asked else "",
+        f"not examined: {'; '.join(unseen)}" if unseen else "",
     )
+    return "; ".join(filter(None, parts))
 
 
 # --- Reasons that block a pass: the same rules for the verdict of a run and for the gate.
@@ -296,10 +288,10 @@ def blockers_of_run(
     if epsilon_spent is None and not mechanism_alone and stepped:
         blockers.append(NOT_COUNTED if settings.claimed_epsilon is None else _NOT_CHECKED)
     found: dict[str, list[str]] = {}
-    for name, known in REGISTRY.items():
-        if known.blocks is not None and name not in settings.allow:
-            for why in filter(None, map(known.blocks, (c for c in checks if c.name == name))):
-                found.setdefault(why, []).append(name)
+    for check in in_order(checks):
+        why = REGISTRY[check.name].blocker(check)
+        if why and check.name not in settings.allow:
+            found.setdefault(why, []).append(check.name)
     blockers += [_of_checks(names, why) for why, names in found.items()]
     if undecided := [check.name for check in checks if check.status == "undecided"]:
         why = f"a fault, or post-processing of correct noise; {SHOW_THE_RELEASE}"
@@ -417,30 +409,21 @@ class PowerModel:
         self._std = monitor.sensitivity.residual_std
         several = len(set(monitor.header.canary_kinds)) > 1
         self._pooled = (CoinBet.POOLED if several else 1.0) * monitor.sensitivity.together
-        groups = monitor.witness_noise.sums
-        self._noise = [
-            *_quiet_groups(
-                np.array(monitor.header.witnesses), groups.mean_square, groups.count, "noise"
-            ),
-        ]
-        canaries = monitor.canary_noise.sums
+        probes = np.array(monitor.header.witnesses)
+        self._noise = _quiet_groups(probes, monitor.witness_noise.sums, "noise")
         if monitor.canary_steps:
-            ones = np.ones(self._canaries, dtype=np.int64)
-            self._noise += _quiet_groups(
-                ones, canaries.mean_square, canaries.count, NOISE_CANARY.name, self._canary_rate
-            )
+            ones, sums = np.ones(self._canaries, dtype=np.int64), monitor.canary_noise.sums
+            self._noise += _quiet_groups(ones, sums, NOISE_CANARY.name, self._canary_rate)
 
     def noise(self, ratio: float, steps: int | None = None) -> float:
         """Return the probability that noise of ``ratio`` times the claim is flagged."""
         steps = self._steps if steps is None else steps
-        best = 0.0
+        powers = [0.0]
         for group in self._noise:
-            seen = int(steps * group.rate)
-            if seen:
-                significance = REGISTRY[group.check].share * self._significance
-                power = noise_power(group.coordinates, seen, ratio, group.data, significance)
-                best = max(best, power)
-        return best
+            if seen := int(steps * group.rate):
+                level = REGISTRY[group.check].share * self._significance
+                powers.append(noise_power(group.coordinates, seen, ratio, group.data, level))
+        return max(powers)
 
     def sensitivity(self, shift: float, steps: int | None = None) -> float:
         """Return the probability that canaries which add ``shift`` times the claim are flagged."""
@@ -486,10 +469,10 @@ class _Group:
 
 
 def _quiet_groups(
-    counts: np.ndarray, mean_square: np.ndarray, seen: np.ndarray, check: str, rate: float = 1.0
+    counts: np.ndarray, sums: PooledSums, check: str, rate: float = 1.0
 ) -> list[_Group]:
     """Return pools of the units with the smallest mean squares, with the variance of their data."""
-    groups = []
+    groups, mean_square = [], sums.mean_square
     order = np.argsort(mean_square, kind="stable")
     order = order[counts[order] > 0]  # some tensors have no probe coordinates
     # A dozen pool sizes are about as good as hundreds.
@@ -498,7 +481,7 @@ def _quiet_groups(
         weight = counts[chosen]
         mean = float(np.average(mean_square[chosen], weights=weight))
         # Add two standard errors: the variance is estimated from the same run.
-        mean *= 1.0 + 2.0 * np.sqrt(2.0 / max(float(seen[chosen].sum()), 1.0))
+        mean *= 1.0 + 2.0 * np.sqrt(2.0 / max(float(sums.count[chosen].sum()), 1.0))
         groups.append(_Group(check, int(weight.sum()), max(mean - 1.0, 0.0), rate))
     return groups
 
@@ -559,7 +542,7 @@ def held(
     claim_holds = not by["claimed"]
     if stated is not None:  # the statement may be above the epsilon that holds
         claim_holds = spent is not None and not exceeds(spent, stated)
-    names = dict.fromkeys(check.name for checks in by.values() for check in checks)
+    names = {check.name for checks in by.values() for check in checks}
     return Held(
         tuple(name for name in REGISTRY if name in names),
         claimed if claim_holds or stated is not None else None,
@@ -580,18 +563,18 @@ def named(
         settings: settings of the audit.
         unaudited: parameters that changed although no private optimizer trains them.
     """
-    names = [c.name for c in checks if c.status == "allowed" or _vouched(c, settings)]
+    # Those that could not test what a pass needs have a blocker.
+    names = [
+        check.name
+        for check in checks
+        if check.status == "allowed"
+        or (check.name in settings.allow and REGISTRY[check.name].blocker(check))
+    ]
     exempt = any(c.name == NO_DP.name and c.evidence.get("exempt_steps") for c in checks)
     scoped = (*OF_PARAMETERS, NO_DP.name) if exempt else OF_PARAMETERS
     names += [f"{one.finding}{one.scope}" for one in settings.exemptions if one.finding in scoped]
     names += [name for name in OF_PARAMETERS if unaudited and name in settings.allow]
     return tuple(dict.fromkeys(names))
-
-
-def _vouched(check: CheckResult, settings: OutcomeSettings) -> bool:
-    """Whether the user allows a check that could not test what a pass needs."""
-    known = REGISTRY[check.name]
-    return check.name in settings.allow and known.blocks is not None and bool(known.blocks(check))
 
 
 def with_allowed(verdict: Verdict, names: Sequence[str], held: Held, delta: float) -> Verdict:
@@ -621,16 +604,16 @@ def worded(checks: Sequence[CheckResult], held: Held) -> tuple[CheckResult, ...]
         checks: all checks; those that the user allows have the status "allowed".
         held: see `held`.
     """
+    if held.claim_holds and held.spent_holds and held.lower_holds:
+        return tuple(checks)
     return tuple(_worded(check, held) for check in checks)
 
 
 def _worded(check: CheckResult, held: Held) -> CheckResult:
     numbers = ("claimed_epsilon", "epsilon_spent", "epsilon_lower")
-    if not any(check.evidence.get(number) is not None for number in numbers):
-        return check
-    refuted = not (held.claim_holds and held.spent_holds and held.lower_holds)
+    states = any(check.evidence.get(number) is not None for number in numbers)
     others = [name for name in held.refuted_by if name != check.name]
-    if not refuted or not others or check.status == "not_run":
+    if not states or not others or check.status == "not_run":
         return check
     return dataclasses.replace(
         check,
@@ -743,14 +726,13 @@ def judge(
         violated = [check for check in checks if check.status == "violated"]
         return _violation(violated, monitor, seen.oversize if seen else math.inf, processes)
     if outcome == "INCONCLUSIVE":
-        lost = any(check.name in _OF and unanswered(check) for check in checks)
-        more = "no check failed, but a PASS needs more than this run has shown"
+        summary = "no check failed, but a PASS needs more than this run has shown"
+        if any(check.name in _OF and unanswered(check) for check in checks):
+            summary += f"; {describe_examined(checks)}"
         return Verdict(
             "INCONCLUSIVE",
             None,
-            _NO_EPSILON
-            if NOT_COUNTED in blockers
-            else "; ".join([more, *[describe_examined(checks)] * lost]),
+            _NO_EPSILON if NOT_COUNTED in blockers else summary,
             advice="resolve the items under Missing; on_inconclusive='raise' makes such a run fail",
             pass_blockers=tuple(blocker.sentence for blocker in blockers),
         )
@@ -763,10 +745,40 @@ def judge(
     return Verdict("PASS", None, "; ".join(filter(None, said)))
 
 
-def joined(
-    blockers: Sequence[Sequence[PassBlocker]],
-    labels: Sequence[str],
+#: What `judge` reads of one private optimizer: checks, monitor, and what was seen of its steps.
+Judged = tuple[Sequence[CheckResult], AuditMonitor | None, OptimizerSeen | None]
+
+
+def judge_all(
+    optimizers: Sequence[Judged],
+    resolution: Resolution,
     of_run: Sequence[PassBlocker],
+    processes: int = 1,
+    *,
+    mechanism_alone: bool = False,
+) -> tuple[Verdict, tuple[PassBlocker, ...]]:
+    """Return the verdict of a run, and all that blocks a pass of it.
+
+    Args:
+        optimizers: what `judge` reads of each, at least one; checks include those of the run.
+        resolution: see `judge`.
+        of_run: see `blockers_of_run`.
+        processes: see `judge`.
+        mechanism_alone: see `judge`.
+    """
+    labels = [seen.label if seen else "" for _, _, seen in optimizers]
+    missing = [blockers_of(checks, seen, resolution, of_run) for checks, _, seen in optimizers]
+    verdicts = [
+        judge(*one, resolution, lacks, processes, mechanism_alone=mechanism_alone)
+        for one, lacks in zip(optimizers, missing, strict=True)
+    ]
+    violated = (c for checks, _, _ in optimizers for c in checks if c.status == "violated")
+    blockers = joined(missing, labels, of_run)
+    return worst(verdicts, labels, blockers, {check.optimizer for check in violated}), blockers
+
+
+def joined(
+    blockers: Sequence[Sequence[PassBlocker]], labels: Sequence[str], of_run: Sequence[PassBlocker]
 ) -> tuple[PassBlocker, ...]:
     """Return the blockers of all private optimizers, each of a single one with its label.
 
@@ -874,10 +886,7 @@ _ADVICE = (
 
 
 def failed_report(
-    before: AuditReport | None,
-    config: OutcomeSettings,
-    settings: Mapping[str, Any],
-    failure: str,
+    before: AuditReport | None, config: OutcomeSettings, settings: Mapping[str, Any], failure: str
 ) -> AuditReport:
     """Return the last report of a training whose audit failed, from plain values alone.
 

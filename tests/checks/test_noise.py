@@ -107,7 +107,7 @@ def test_the_limit_of_the_quietest_step_holds_though_step_and_tensor_are_chosen(
         rng, check = np.random.default_rng(run), of_tensors(NAMES)
         for step in range(60):
             check.update(whole_step(whole(rng, np.full(3, 0.8)), step))
-        least, limit = check._smallest[1], check._upper_at_one_step([1])  # few entries
+        least, limit = check._smallest[1], check._upper_at_one_step(1)  # few entries
         assert least < 0.8
         missed += limit < 0.8
     assert missed <= 1
