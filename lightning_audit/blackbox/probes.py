@@ -104,8 +104,6 @@ class Released:
     def _array(self, values: Floats) -> Any:
         if self._arrays == "numpy":
             return values.astype(np.float32)
-        import torch
-
         return torch.tensor(values, dtype=torch.float32)
 
     def _failed(self, what: str, rows: Floats) -> MechanismError:
