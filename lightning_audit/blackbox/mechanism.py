@@ -22,7 +22,7 @@ import numpy as np
 
 from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
-from lightning_audit.results.audit_report import Verdict, describe
+from lightning_audit.results.audit_report import HasVerdict, Verdict
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.output_estimates import (
     LARGEST,
@@ -125,7 +125,7 @@ _RESOLUTION = 0.5
 
 
 @dataclass(frozen=True, eq=False)
-class MechanismAudit:
+class MechanismAudit(HasVerdict):
     """Result of an audit of a mechanism's outputs on two data sets.
 
     Args:
@@ -155,14 +155,6 @@ class MechanismAudit:
     samples: int
     detectable_error_rate: float
     estimate: TradeoffEstimate
-
-    @property
-    def passed(self) -> bool:
-        """Whether the verdict is PASS."""
-        return self.verdict.outcome == "PASS"
-
-    def __str__(self) -> str:
-        return describe(self.verdict)
 
 
 def audit_mechanism(

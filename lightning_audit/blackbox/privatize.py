@@ -50,7 +50,7 @@ from lightning_audit.blackbox.probes import (
     read_shift,
 )
 from lightning_audit.replay.clipping import OVERSIZE, Trial, against_others, alone
-from lightning_audit.results.audit_report import LikelyFault, Verdict, describe
+from lightning_audit.results.audit_report import HasVerdict, LikelyFault, Verdict
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.noise_tests import interval_in_words
 
@@ -380,7 +380,7 @@ class PrivatizeViolation(AssertionError):
 
 
 @dataclass(frozen=True, eq=False)
-class PrivatizeAudit:
+class PrivatizeAudit(HasVerdict):
     """Result of an audit of a privatize function's clipping and noise.
 
     Args:
@@ -404,14 +404,6 @@ class PrivatizeAudit:
     detectable_shift: float
     significance: float
     calls: int
-
-    @property
-    def passed(self) -> bool:
-        """Whether the verdict is PASS."""
-        return self.verdict.outcome == "PASS"
-
-    def __str__(self) -> str:
-        return describe(self.verdict)
 
 
 def assert_privatizes(privatize: Privatize, shapes: Shapes, **stated: Any) -> PrivatizeAudit:

@@ -52,26 +52,32 @@ LEAST_CALLS = 60
 ROUNDING = 1.0 + 2.0**-10
 
 
+@dataclass
 class Released:
     """Calls a privatize function, and returns its release in units of the clipping norm.
 
-    The function takes gradients of ``shapes``, one array instead of a list if it is ``single``, and
-    divides the noisy sum by ``divisor``.
+    Args:
+        privatize: The function.
+        shapes: Shape of each tensor of the gradient.
+        single: Whether it takes one array instead of a list.
+        max_grad_norm: The clipping norm.
+        divisor: Number by which it divides the noisy sum.
+        arrays: Array library that it uses.
+        calls: Number of calls so far.
     """
 
-    def __init__(
-        self,
-        privatize: Privatize,
-        shapes: Sequence[tuple[int, ...]],
-        single: bool,
-        max_grad_norm: float,
-        divisor: float,
-        arrays: Arrays,
-    ) -> None:
-        self.privatize, self._shapes, self._single = privatize, shapes, single
-        self._norm, self._divisor, self._arrays = max_grad_norm, divisor, arrays
-        self.sizes = [math.prod(shape) for shape in shapes]
-        self.calls = 0
+    privatize: Privatize
+    shapes: Sequence[tuple[int, ...]]
+    single: bool
+    max_grad_norm: float
+    divisor: float
+    arrays: Arrays
+    calls: int = 0
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of entries of each tensor."""
+        return [math.prod(shape) for shape in self.shapes]
 
     def __call__(self, rows: Floats) -> Floats:
         """Return the release for gradients ``[n, d]``, times the divisor, ``[d]``.
@@ -83,31 +89,31 @@ class Released:
                 numbers of the gradient's shapes.
         """
         self.calls += 1
-        parts = np.split(rows * self._norm, np.cumsum(self.sizes)[:-1], axis=1)
+        parts = np.split(rows * self.max_grad_norm, np.cumsum(self.sizes)[:-1], axis=1)
         tensors = [
             self._array(part.reshape(len(rows), *shape))
-            for part, shape in zip(parts, self._shapes, strict=True)
+            for part, shape in zip(parts, self.shapes, strict=True)
         ]
         try:
-            released = self.privatize(tensors[0] if self._single else tensors)
+            released = self.privatize(tensors[0] if self.single else tensors)
         except Exception as error:
             raise self._failed(f"raised {type(error).__name__}: {error}", rows) from error
-        values = [released] if self._single else list(released)
+        values = [released] if self.single else list(released)
         found = [tuple(np.shape(value)) for value in values]
-        if found != list(self._shapes):
-            raise self._failed(f"returned shapes {found}, must be {list(self._shapes)}", rows)
+        if found != list(self.shapes):
+            raise self._failed(f"returned shapes {found}, must be {list(self.shapes)}", rows)
         flat = np.concatenate([_numbers(value).ravel() for value in values])
         if not np.isfinite(flat).all():
             raise self._failed("returned numbers that are not finite", rows)
-        return flat * self._divisor / self._norm
+        return flat * self.divisor / self.max_grad_norm
 
     def _array(self, values: Floats) -> Any:
-        if self._arrays == "numpy":
+        if self.arrays == "numpy":
             return values.astype(np.float32)
         return torch.tensor(values, dtype=torch.float32)
 
     def _failed(self, what: str, rows: Floats) -> MechanismError:
-        norms = np.linalg.norm(rows, axis=1) * self._norm
+        norms = np.linalg.norm(rows, axis=1) * self.max_grad_norm
         return MechanismError(
             f"privatize(per_sample_grads) {what} (call {self.calls}, {len(rows)} gradients of "
             f"norms {norms.min():.3g} to {norms.max():.3g})."
@@ -531,7 +537,8 @@ def read_exactly(
     """
     frozen = FrozenNoise(released)
     crafted = CraftedGradients(released.sizes, batch_size, seed)
-    reader = _Reader(frozen, crafted, along, batch_size, batches == "fixed", calls, seed)
+    looks, seeds = max(calls // 10, _LOOKS), itertools.count(1_000_003 * (seed + 1))
+    reader = _Reader(frozen, crafted, along, batch_size, batches == "fixed", looks, seeds)
     try:
         if reason := reader.obstacle():
             return ExactReading(reason=reason), {}
@@ -546,23 +553,17 @@ def read_exactly(
         frozen.put_back()
 
 
+@dataclass
 class _Reader:
-    """Reads one function with fixed noise."""
+    """Reads one function with fixed noise, each probe under ``looks`` seeds."""
 
-    def __init__(
-        self,
-        frozen: FrozenNoise,
-        crafted: CraftedGradients,
-        along: Floats,
-        batch: int,
-        fixed: bool,
-        calls: int,
-        seed: int,
-    ) -> None:
-        self._frozen, self._crafted, self._along = frozen, crafted, along
-        self._batch, self._fixed = batch, fixed
-        self._looks = max(calls // 10, _LOOKS)
-        self._seeds = itertools.count(1_000_003 * (seed + 1))
+    _frozen: FrozenNoise
+    _crafted: CraftedGradients
+    _along: Floats
+    _batch: int
+    _fixed: bool
+    _looks: int
+    _seeds: Iterator[int]
 
     def obstacle(self) -> str:
         """Return why nothing can be read; empty if it can."""

@@ -76,6 +76,13 @@ def show(fields: Mapping[str, Any], lines: Iterable[str], options: argparse.Name
 
 #: False positive rates at which the option --roc prints the true positive rate.
 _FPRS = (0.001, 0.01, 0.1)
+_THRESHOLDS: Mapping[str, ThresholdChoice] = {
+    "split": Split(),
+    "multi_split": MultiSplit(),
+    "berk_jones": Simultaneous("berk_jones"),
+    "dkw": Simultaneous("dkw"),
+    "max": Maximum(),
+}
 _CHOICES = "a number, several with commas, split, multi_split, berk_jones, dkw or max"
 
 
@@ -184,15 +191,8 @@ def parse_threshold(text: str) -> ThresholdChoice:
         >>> parse_threshold("0.5"), parse_threshold("dkw")
         (Fixed(threshold=0.5), Simultaneous(band='dkw'))
     """
-    match text:
-        case "split":
-            return Split()
-        case "multi_split":
-            return MultiSplit()
-        case "max":
-            return Maximum()
-        case "berk_jones" | "dkw":
-            return Simultaneous(text)
+    if text in _THRESHOLDS:
+        return _THRESHOLDS[text]
     try:
         numbers = [float(part) for part in text.split(",")]
         return Fixed(numbers[0]) if len(numbers) == 1 else Grid(tuple(numbers))

@@ -133,13 +133,12 @@ def audit_training(
 
         def refuted(prefix: Prefix) -> bool:
             seen = stop == "refuted" and len(prefix.failed)
-            return bool(seen) and looks.at(prefix.scores, prefix.coins, prefix.failed).refuted
+            return bool(seen) and looks.at(*prefix).refuted
 
         tell = progress(display is True)
         Driver(work, runner, kept, refuted, on_failure, limit, tell).run()
         prefix = kept.prefix()
-        given = prefix.scores, prefix.coins, prefix.failed
-        audit = conclude(*given, promise, planned=kept.planned, significance=level)
+        audit = conclude(*prefix, promise, planned=kept.planned, significance=level)
         seconds = sum(row.seconds or 0.0 for row in kept.rows())
         report = audit.to_report(settings, notes=_notes(prefix), seconds=seconds)
         path = _saved(report, kept.folder / REPORT_NAME, say)

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,8 +162,7 @@ class Outcome:
     fatal: bool = False
 
 
-@dataclass(frozen=True)
-class Prefix:
+class Prefix(NamedTuple):
     """The trainings before the first one that has not ended, in the order of the plan.
 
     Args:
@@ -372,8 +371,7 @@ class TrainingStore:
         if self._claim is None or not self.ready:
             return None
         claim, looks = self._claim
-        prefix = self.prefix()
-        seen = looks.at(prefix.scores, prefix.coins, prefix.failed)
+        seen = looks.at(*self.prefix())
         return Evidence(
             claim=claim,
             errors=seen.errors,

@@ -398,10 +398,6 @@ class ObservationStore:
         """Path of the record."""
         return self.directory / record_name(self.number)
 
-    @property
-    def _archive_path(self) -> Path:
-        return self.directory / archive_name(self.number)
-
     @classmethod
     def resume(
         cls,
@@ -458,14 +454,15 @@ class ObservationStore:
             return
         self.flush()
         if archive:
-            self._try(self._archive, f"{self._archive_path} could not be written")
+            path = self.directory / archive_name(self.number)
+            self._try(lambda: self._archive(path), f"{path} could not be written")
         with contextlib.suppress(OSError):
             self._file.close()
 
-    def _archive(self) -> None:
+    def _archive(self, path: Path) -> None:
         _, entries = read_observations(self.path)
         columns: dict[str, Any] = {key: entries[key] for key in entries.dtype.names or ()}
-        with replacing(self._archive_path) as file:
+        with replacing(path) as file:
             np.savez(file, header=json.dumps(dataclasses.asdict(self.header)), **columns)
 
     def _see_whether_it_is_there(self) -> None:
