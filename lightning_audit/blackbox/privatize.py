@@ -481,8 +481,18 @@ def audit_privatize(
     """
     sigma = _validate.positive("noise_multiplier", noise_multiplier)
     level = _validate.open_unit("significance", significance, "such as 1e-3")
-    _check_calls(batches, batch_size, calls)
-    released = _released(privatize, shapes, max_grad_norm, expected_batch_size, arrays)
+    _validate.one_of("batches", batches, ("poisson", "fixed"))
+    if _validate.positive_int("batch_size", batch_size) < 2:
+        raise ValueError(f"batch_size={batch_size!r} must be at least 2; 32 is usual.")
+    if _validate.positive_int("calls", calls) < 20:
+        raise ValueError(f"calls={calls!r} must be at least 20; hundreds are usual.")
+    _validate.positive("max_grad_norm", max_grad_norm)
+    if expected_batch_size is not None:
+        _validate.positive("expected_batch_size", expected_batch_size)
+    _validate.one_of("arrays", arrays, ("torch", "numpy"))
+    single, listed = _listed(shapes)
+    divisor = expected_batch_size or 1.0
+    released = Released(privatize, listed, single, max_grad_norm, divisor, arrays)
     goal, rng = math.log(_TESTS / level), np.random.default_rng(seed)
     along = direction(released.sizes, rng)
     noises = read_noises(released, along, sigma, batch_size, batches, calls, goal)
@@ -497,25 +507,6 @@ def audit_privatize(
     seen = Readings(shifts, noises, exact, goal, len(released.sizes), batch_size)
     verdict = _verdict(seen, smallest, level, released.calls)
     return PrivatizeAudit(verdict, shifts, noises, exact, smallest, level, released.calls)
-
-
-def _check_calls(batches: str, batch_size: int, calls: int) -> None:
-    _validate.one_of("batches", batches, ("poisson", "fixed"))
-    if _validate.positive_int("batch_size", batch_size) < 2:
-        raise ValueError(f"batch_size={batch_size!r} must be at least 2; 32 is usual.")
-    if _validate.positive_int("calls", calls) < 20:
-        raise ValueError(f"calls={calls!r} must be at least 20; hundreds are usual.")
-
-
-def _released(
-    privatize: Privatize, shapes: Shapes, norm: float, divisor: float | None, arrays: Arrays
-) -> Released:
-    _validate.positive("max_grad_norm", norm)
-    if divisor is not None:
-        _validate.positive("expected_batch_size", divisor)
-    _validate.one_of("arrays", arrays, ("torch", "numpy"))
-    single, listed = _listed(shapes)
-    return Released(privatize, listed, single, norm, divisor or 1.0, arrays)
 
 
 def _listed(shapes: Shapes) -> tuple[bool, list[tuple[int, ...]]]:

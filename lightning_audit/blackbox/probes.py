@@ -275,13 +275,14 @@ def read_noise(
         log_e = [float(log_mean_exp([pooled, float(each)])), *noise_log_e(*others.T)]
         best = np.maximum(best, log_e)
         done += 1
+    quietest = int(np.argmin(squares / counts))
     # A difference of two independent values has twice the variance.
     spread = np.sqrt(0.5 * others[:, 1] / np.maximum(others[:, 0], 1))
     return NoiseReading(
         ratio=float(np.sqrt(squares.sum() / counts.sum())),
         tensors=np.sqrt(squares / counts).tolist(),
         interval=noise_interval(counts, squares, INTERVAL_SIGNIFICANCE)[:2],
-        quietest=_quietest(counts, squares),
+        quietest=chosen_upper(counts[quietest], squares[quietest], len(counts)),
         log_e=float(best[0]),
         log_e_repeated=float(best[1]),
         ratio_repeated=float(spread[0]),
@@ -290,12 +291,6 @@ def read_noise(
         calls=done + 1,
         error=float(1.0 / np.sqrt(2.0 * counts.sum())),
     )
-
-
-def _quietest(counts: Floats, squares: Floats) -> float:
-    """Return the upper limit of the smallest noise, corrected for the choice among all tensors."""
-    least = int(np.argmin(squares / counts))
-    return chosen_upper(counts[least], squares[least], len(counts))
 
 
 def direction(sizes: Sequence[int], rng: np.random.Generator) -> Floats:

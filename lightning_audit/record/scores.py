@@ -173,8 +173,7 @@ def _csv_columns(
     file: str, max_values: int, columns: Sequence[Column]
 ) -> tuple[list[FloatArray], list[str]]:
     with text_lines(file, max_values) as lines:
-        first = [field.strip() for field in next(csv.reader(lines), [])]
-        names = None if _are_numbers(first) else first
+        first, names = _named(next(csv.reader(lines), []))
         used = _used(file, columns, names, len(first))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "loadtxt: input contained no data")
@@ -205,10 +204,13 @@ def _used(
     return [column.found(file, names, width) for column in columns]
 
 
-def _are_numbers(fields: Sequence[str]) -> bool:
+def _named(fields: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Return the fields of a table's first line, and the names in it; None if it has numbers."""
+    first = [field.strip() for field in fields]
     with contextlib.suppress(ValueError):
-        return bool([_member(field) for field in fields])
-    return False
+        if [_member(field) for field in first]:
+            return first, None
+    return first, first
 
 
 def _member(text: str) -> float:
@@ -221,14 +223,9 @@ def _line_of(file: str, max_values: int, column: Column) -> int | None:
     """Return the number of the first line with a wrong value in a column; None if not found."""
     with text_lines(file, max_values) as text, contextlib.suppress(csv.Error):
         lines = csv.reader(text)
-        at, names = None, None
-        for fields in lines:
-            if at is None:
-                first = [field.strip() for field in fields]
-                names = None if _are_numbers(first) else first
-                at = column.found(file, names, len(first))
-                if names:
-                    continue
+        first, names = _named(next(lines, []))
+        at = column.found(file, names, len(first))
+        for fields in itertools.chain([] if names else [first], lines):
             if len(fields) <= at or fields[0].lstrip().startswith("#"):
                 continue
             with contextlib.suppress(ValueError):
