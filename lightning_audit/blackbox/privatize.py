@@ -515,7 +515,7 @@ def _listed(shapes: Shapes) -> tuple[bool, list[tuple[int, ...]]]:
         raise TypeError(f"shapes={shapes!r} must be a tuple; give ({shapes},) for a vector.")
     single = bool(shapes) and all(isinstance(size, int) for size in shapes)
     given: list[Any] = [shapes] if single else list(shapes)
-    if not given or any(_no_shape(shape) for shape in given):
+    if not given or not all(map(_is_shape, given)):
         raise ValueError(
             f"shapes={shapes!r} must be the shape of a gradient, such as (10, 3), or a list of "
             "the shapes of its tensors."
@@ -523,10 +523,9 @@ def _listed(shapes: Shapes) -> tuple[bool, list[tuple[int, ...]]]:
     return single, [tuple(shape) for shape in given]
 
 
-def _no_shape(shape: Any) -> bool:
-    if not isinstance(shape, tuple | list) or not shape:
-        return True
-    return any(not isinstance(size, int) or size < 1 for size in shape)
+def _is_shape(shape: Any) -> bool:
+    sizes = shape if isinstance(shape, tuple | list) else ()
+    return bool(sizes) and all(isinstance(size, int) and size >= 1 for size in sizes)
 
 
 def _verdict(seen: Readings, smallest: float, level: float, calls: int) -> Verdict:

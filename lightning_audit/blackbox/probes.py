@@ -552,26 +552,26 @@ def read_exactly(
 class _Reader:
     """Reads one function with fixed noise, each probe under ``looks`` seeds."""
 
-    _frozen: FrozenNoise
-    _crafted: CraftedGradients
-    _along: Floats
-    _batch: int
-    _fixed: bool
-    _looks: int
-    _seeds: Iterator[int]
+    frozen: FrozenNoise
+    crafted: CraftedGradients
+    along: Floats
+    batch: int
+    fixed: bool
+    looks: int
+    seeds: Iterator[int]
 
     def obstacle(self) -> str:
         """Return why nothing can be read; empty if it can."""
-        return self._frozen.obstacle(self._equal_ones, next(self._seeds))
+        return self.frozen.obstacle(self._equal_ones, next(self.seeds))
 
     def shift(self, probe: Probe) -> ShiftReading | None:
         """Return the shift of a probe; None if the noise differs between the calls."""
         jumps = self._on_a_lattice
-        calls = self._lattice_calls if jumps else max(self._looks, len(probe.batches))
+        calls = self._lattice_calls if jumps else max(self.looks, len(probe.batches))
         values = []
         for number in range(calls):
             rows = probe.batches[number % len(probe.batches)]
-            gap = self._frozen.difference(rows, probe.without, next(self._seeds), sure=not jumps)
+            gap = self.frozen.difference(rows, probe.without, next(self.seeds), sure=not jumps)
             if gap is None:
                 return None
             values.append(float(gap @ probe.along) / probe.gradients)
@@ -584,8 +584,8 @@ class _Reader:
         """Leave out each crafted gradient in turn, and read the difference."""
         sizes: dict[str, float] = {}
         norms: dict[str, float] = {}
-        for trial in self._crafted.trials():
-            if self._fixed and len(trial.rows) != self._batch:
+        for trial in self.crafted.trials():
+            if self.fixed and len(trial.rows) != self.batch:
                 continue
             size = self._size_of(trial)
             if size is None:
@@ -607,13 +607,13 @@ class _Reader:
 
     def _size_of(self, trial: Trial) -> float | None:
         """Return the norm of the difference; None if it cannot be read."""
-        neighbours = [trial.with_zeros] if self._fixed else [trial.neighbour, trial.with_zeros]
+        neighbours = [trial.with_zeros] if self.fixed else [trial.neighbour, trial.with_zeros]
         for neighbour in neighbours:
             rows, others = trial.rows.dense().numpy(), neighbour.dense().numpy()
-            seed = next(self._seeds)
+            seed = next(self.seeds)
             # Some functions reject batches of another size.
             try:
-                gap = self._frozen.difference(rows, others, seed)
+                gap = self.frozen.difference(rows, others, seed)
             except MechanismError:
                 continue
             if gap is None:
@@ -632,7 +632,7 @@ class _Reader:
         """
         gaps: list[Floats] = []
         while len(gaps) < self._lattice_calls:
-            gap = self._frozen.difference(rows, others, next(self._seeds), sure=False)
+            gap = self.frozen.difference(rows, others, next(self.seeds), sure=False)
             if gap is None:
                 return None
             gaps.append(gap)
@@ -645,17 +645,17 @@ class _Reader:
     @cached_property
     def _equal_ones(self) -> Floats:
         """A batch of equal gradients of norm C / 2: none is clipped, and all add up."""
-        return np.tile(0.5 * self._along, (self._batch, 1))
+        return np.tile(0.5 * self.along, (self.batch, 1))
 
     @cached_property
     def _tolerated(self) -> float:
         """Tolerated rounding, from the error of a sum of unclipped gradients."""
         rows = self._equal_ones
-        gap = self._frozen.difference(rows, np.zeros_like(rows), next(self._seeds))
+        gap = self.frozen.difference(rows, np.zeros_like(rows), next(self.seeds))
         if gap is None:
             return _TOLERATED
         # A common scale factor is not rounding.
-        error = float(np.linalg.norm(gap - (gap @ self._along) * self._along))
+        error = float(np.linalg.norm(gap - (gap @ self.along) * self.along))
         if error <= _LOW_PRECISION:
             return _TOLERATED
         # Gradients of norm C add up to twice as much.
@@ -672,14 +672,14 @@ class _Reader:
 
     @property
     def _noise_calls(self) -> int:
-        return min(math.ceil(_ENTRIES / len(self._along)), _LATTICE_CALLS)
+        return min(math.ceil(_ENTRIES / len(self.along)), _LATTICE_CALLS)
 
     @cached_property
     def _on_a_lattice(self) -> bool:
         """Whether releases take few values: integer noise, rounded noise or low precision."""
         rows = np.zeros_like(self._equal_ones)
         calls = range(self._noise_calls)
-        noise = [self._frozen.release(rows, next(self._seeds)) for _ in calls]
+        noise = [self.frozen.release(rows, next(self.seeds)) for _ in calls]
         values = np.array(noise)[:, np.any(noise, axis=0)].ravel()[:_ENTRIES]
         return not len(values) or len(values) - len(np.unique(values)) > _EQUAL
 

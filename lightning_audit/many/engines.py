@@ -317,16 +317,14 @@ def cores() -> int:
 @contextlib.contextmanager
 def environment(changes: dict[str, str]) -> Iterator[None]:
     """Set environment variables for processes that start meanwhile."""
-    before = {name: os.environ.get(name) for name in changes}
+    before = {name: os.environ[name] for name in changes if name in os.environ}
     os.environ.update(changes)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in changes:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 # --- This process itself, and executors that the user brings.
