@@ -235,15 +235,12 @@ def inside(path: str) -> str | None:
     """
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # no cwd, or no home
         file = Path(path).resolve()
-        roots = (folder for folder in file.parents if _is_repository(folder))
+        marks = (".git", "pyproject.toml")
+        roots = (one for one in file.parents if any((one / mark).exists() for mark in marks))
         root = next(roots, None) or Path.cwd().resolve()
         if root not in Path.home().resolve().parents:
             return file.relative_to(root).as_posix()
     return None
-
-
-def _is_repository(folder: Path) -> bool:
-    return any((folder / mark).exists() for mark in (".git", "pyproject.toml"))
 
 
 def visible(text: str) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 
 from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
-from lightning_audit.results.audit_report import Verdict, describe
+from lightning_audit.results.audit_report import HasVerdict, Verdict
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.output_estimates import (
     LARGEST,
@@ -125,7 +125,7 @@ _RESOLUTION = 0.5
 
 
 @dataclass(frozen=True, eq=False)
-class MechanismAudit:
+class MechanismAudit(HasVerdict):
     """Result of an audit of a mechanism's outputs on two data sets.
 
     Args:
@@ -155,14 +155,6 @@ class MechanismAudit:
     samples: int
     detectable_error_rate: float
     estimate: TradeoffEstimate
-
-    @property
-    def passed(self) -> bool:
-        """Whether the verdict is PASS."""
-        return self.verdict.outcome == "PASS"
-
-    def __str__(self) -> str:
-        return describe(self.verdict)
 
 
 def audit_mechanism(
@@ -212,15 +204,32 @@ def audit_mechanism(
     level = _validate.open_unit("significance", significance, "such as 1e-3")
     bound_level = _validate.open_unit("bound_significance", bound_significance, "such as 0.05")
     most = _validate.positive_int("max_samples", max_samples)
-    promised = _something_to_refute(most, claim, common_error_rate(tradeoff), d0, d1)
+    promised = common_error_rate(tradeoff)
+    _refuse_nothing_to_refute(most, claim, promised, d0, d1)
     source = OutputSource(mechanism, (d0, d1), np.random.default_rng(rng))
     test = SequentialTradeoffTest(tradeoff, claimed_delta if delta is None else delta)
-    largest = _largest_log_e(test, source, most, -math.log(level))
-    return _audit_of(test, tradeoff, promised, largest, level, bound_level)
+    goal, largest = -math.log(level), 0.0
+    while test.samples < most and largest < goal:
+        part = max(FIRST_FIT, test.samples // _PART)
+        test.update(*source.draw(min(part, most - test.samples)))
+        largest = max(largest, test.log_e)
+    found, bound = test.detectable_error_rate(level), test.epsilon_lower(bound_level)
+    return MechanismAudit(
+        verdict=_verdict(test, largest >= goal, level, bound, found, promised),
+        claim=tradeoff,
+        significance=level,
+        log_e_value=largest,
+        epsilon_lower=bound,
+        delta=test.delta,
+        bound_significance=bound_level,
+        samples=test.samples,
+        detectable_error_rate=found,
+        estimate=_estimated(*test.outputs()),
+    )
 
 
-def _something_to_refute(most: int, claim: Claim, promised: float, d0: Any, d1: Any) -> float:
-    """Return the least common error rate that the claim allows; raise if nothing can be refuted."""
+def _refuse_nothing_to_refute(most: int, claim: Claim, promised: float, d0: Any, d1: Any) -> None:
+    """Raise if nothing can be refuted; ``promised`` is the least common error rate of the claim."""
     if most < 2 * FIRST_FIT:
         raise ValueError(
             f"max_samples={most!r} must be at least {2 * FIRST_FIT}: the first {FIRST_FIT} "
@@ -234,19 +243,6 @@ def _something_to_refute(most: int, claim: Claim, promised: float, d0: Any, d1: 
             f"{told} must differ: outputs on one data set do not test a claim; change "
             "or leave out one record in d1."
         )
-    return promised
-
-
-def _largest_log_e(
-    test: SequentialTradeoffTest, source: OutputSource, most: int, goal: float
-) -> float:
-    """Draw until the claim is refuted or ``most`` outputs are drawn."""
-    largest = 0.0
-    while test.samples < most and largest < goal:
-        part = max(FIRST_FIT, test.samples // _PART)
-        test.update(*source.draw(min(part, most - test.samples)))
-        largest = max(largest, test.log_e)
-    return largest
 
 
 def _same(d0: Any, d1: Any) -> bool:
@@ -286,32 +282,10 @@ def _as_tradeoff(claim: Claim) -> tuple[TradeoffFunction, float]:
     )
 
 
-def _audit_of(
-    test: SequentialTradeoffTest,
-    claim: TradeoffFunction,
-    promised: float,
-    largest: float,
-    level: float,
-    bound_level: float,
-) -> MechanismAudit:
-    found, bound = test.detectable_error_rate(level), test.epsilon_lower(bound_level)
-    p, q = test.outputs()
+def _estimated(p: Floats, q: Floats) -> TradeoffEstimate:
     if p.shape[1] == 1:
-        estimate = estimate_by_kernel(p, q)
-    else:
-        estimate = estimate_by_neighbours(p[:_ESTIMATED], q[:_ESTIMATED])
-    return MechanismAudit(
-        verdict=_verdict(test, largest >= -math.log(level), level, bound, found, promised),
-        claim=claim,
-        significance=level,
-        log_e_value=largest,
-        epsilon_lower=bound,
-        delta=test.delta,
-        bound_significance=bound_level,
-        samples=test.samples,
-        detectable_error_rate=found,
-        estimate=estimate,
-    )
+        return estimate_by_kernel(p, q)
+    return estimate_by_neighbours(p[:_ESTIMATED], q[:_ESTIMATED])
 
 
 def _verdict(

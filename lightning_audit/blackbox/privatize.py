@@ -50,7 +50,7 @@ from lightning_audit.blackbox.probes import (
     read_shift,
 )
 from lightning_audit.replay.clipping import OVERSIZE, Trial, against_others, alone
-from lightning_audit.results.audit_report import LikelyFault, Verdict, describe
+from lightning_audit.results.audit_report import HasVerdict, LikelyFault, Verdict
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.noise_tests import interval_in_words
 
@@ -168,158 +168,187 @@ _SMALL = 0.4
 _LEFT_OUT = 10.0
 
 
-def likely_fault(
-    shifts: Mapping[str, ShiftReading],
-    noises: Mapping[str, NoiseReading],
-    goal: float,
-    tensors: int,
-    batch_size: int,
-    exact: ExactReading,
-) -> LikelyFault:
+_DRAWN = "the noise that is drawn: its standard deviation must be noise_multiplier * max_grad_norm"
+#: Of each fault by its name: what it is found in, what is said of it, and what to look at.
+_FAULTS: Mapping[str, tuple[str, str, str]] = {
+    "no_clipping": (
+        "clipping",
+        "gradients are not clipped: one of 1000 times C adds {shift:.3g} times C",
+        "where each per-sample gradient is scaled by min(1, C / norm)",
+    ),
+    "norm_misses_a_tensor": (
+        "clipping",
+        "a tensor is left out of the norm by which gradients are clipped: alone it adds "
+        "{shift:.3g} times C on average over tensors",
+        "the norm must be of all tensors of a sample together",
+    ),
+    "clip_after_average": (
+        "clipping",
+        "the sum or mean is clipped as a whole, after the gradients were added up",
+        "over which axis the norm is taken: there must be one norm for each sample",
+    ),
+    "clip_per_tensor": (
+        "clipping",
+        "each tensor is clipped to the norm of the whole gradient: {tensors} tensors add "
+        "{shift:.3g} times C",
+        "the norm must be of all tensors of a sample together, or each tensor's C a part of it",
+    ),
+    "clipping_norm_too_large": (
+        "clipping",
+        "a gradient adds {shift:.3g} times C after clipping",
+        "the norm that is clipped to, and what scales the gradient after clipping",
+    ),
+    "clipping_misses_gradients": (
+        "clipping",
+        "{trial}",
+        "which gradients are clipped, to which norm, and how that depends on the rest of the batch",
+    ),
+    "no_noise": ("noise", "no noise is added", _DRAWN),
+    "noise_repeated": (
+        "reuse",
+        "the noise is repeated: two calls get the same",
+        "where the generator is seeded",
+    ),
+    "noise_shared": (
+        "reuse",
+        "the noise is shared: one number is added to many coordinates",
+        "the shape of what is drawn",
+    ),
+    "noise_too_small_in_a_tensor": (
+        "noise",
+        "the noise is too small in a tensor: {noise}",
+        _DRAWN,
+    ),
+    "noise_divided_by_batch": (
+        "noise",
+        "the noise is divided by the batch once more: {noise}",
+        _DRAWN,
+    ),
+    "noise_too_small": ("noise", "the noise is too small: {noise}", _DRAWN),
+    "noise_follows_gradients": (
+        "noise",
+        "the noise is too small if gradients are large: {noise}",
+        _DRAWN,
+    ),
+    "divides_by_realised_batch": (
+        "noise",
+        "the noise depends on the number of gradients: with twice as many it is {noise}",
+        "what the noisy sum is divided by: for Poisson batches it must be a constant",
+    ),
+    "another_unit": (
+        "noise",
+        "what is released is {ratio:.3g} times what is stated, for sum and noise alike: "
+        "expected_batch_size or max_grad_norm does not fit",
+        "what the noisy sum is divided by",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What was read of a function, and what it is compared with.
+
+    Args:
+        shifts: By probe, what gradients add.
+        noises: By batch, the noise.
+        exact: How far single gradients move the release with the noise held fixed.
+        goal: Log e-value at which the claim is refuted.
+        tensors: Number of tensors of a gradient.
+        batch_size: Number of gradients in a usual batch.
+    """
+
+    shifts: dict[str, ShiftReading]
+    noises: dict[str, NoiseReading]
+    exact: ExactReading
+    goal: float
+    tensors: int
+    batch_size: int
+
+    @property
+    def noisy(self) -> list[str]:
+        """The batches whose noise refutes the claim."""
+        return [name for name, reading in self.noises.items() if reading.refuted(self.goal)]
+
+    @property
+    def fired(self) -> set[str]:
+        """The probes whose shift refutes the claim."""
+        return {name for name, reading in self.shifts.items() if reading.log_e >= self.goal}
+
+
+def likely_fault(seen: Readings) -> LikelyFault:
     """Return the fault that fits the readings best; at least one of them refutes the claim."""
-    noisy = [name for name, reading in noises.items() if reading.refuted(goal)]
+    exact, noisy = seen.exact, seen.noisy
     # If the noise depends on the gradients, a difference is not theirs alone.
     follows = not exact.reason and noisy and "no gradient" not in noisy
-    if not follows and any(reading.log_e >= goal for reading in shifts.values()):
-        fault = _of_clipping(shifts, noises, goal, tensors, exact)
+    if not follows and seen.fired:
+        fault = _of_clipping(seen)
         some = exact.found and not exact.alike
         return _of_some(exact) if some and fault.name in _OF_ALL else fault
-    return _of_noise(shifts, noises, goal, batch_size) if noisy else _of_some(exact)
+    return _of_noise(seen) if noisy else _of_some(exact)
+
+
+def _fault(name: str, evidence: Mapping[str, Any], **said: Any) -> LikelyFault:
+    finding, sentence, look_at = _FAULTS[name]
+    return LikelyFault(name, sentence.format(**said), finding, look_at, evidence)
 
 
 def _of_some(exact: ExactReading) -> LikelyFault:
     """Return a fault of some gradients only; the trial states which."""
-    return LikelyFault(
-        "clipping_misses_gradients",
-        exact.describe(),
-        "clipping",
-        "which gradients are clipped, to which norm, and how that depends on the rest of the batch",
-        {name: exact.sizes[name] for name in exact.found},
-    )
+    evidence = {name: exact.sizes[name] for name in exact.found}
+    return _fault("clipping_misses_gradients", evidence, trial=exact.describe())
 
 
-def _of_clipping(
-    shifts: Mapping[str, ShiftReading],
-    noises: Mapping[str, NoiseReading],
-    goal: float,
-    tensors: int,
-    exact: ExactReading,
-) -> LikelyFault:
+def _of_clipping(seen: Readings) -> LikelyFault:
+    shifts, fired, exact = seen.shifts, seen.fired, seen.exact
     one, group = shifts["one oversized"].shift, shifts["oversized"].shift
-    fired = {name for name, reading in shifts.items() if reading.log_e >= goal}
     evidence = {f"shift, {name}": reading.shift for name, reading in shifts.items()}
-    members, ratio = shifts["oversized"].gradients, noises["no gradient"].ratio
-    either = (shifts["oversized"].shift, shifts["of norm C"].shift)
-    unsure = 0.0 if exact.reason else 4.0 * noises["no gradient"].error
-    if all(s > 1.0 and (_as_the_noise(s, ratio) or abs(s - ratio) < unsure) for s in either):
-        return _another_unit(ratio, evidence)
+    members, plain = shifts["oversized"].gradients, seen.noises["no gradient"]
+    unsure = 0.0 if exact.reason else 4.0 * plain.error
+    if all(
+        s > 1.0 and (_as_the_noise(s, plain.ratio) or abs(s - plain.ratio) < unsure)
+        for s in (group, shifts["of norm C"].shift)
+    ):
+        return _fault("another_unit", evidence, ratio=plain.ratio)
     if one > _NO_CLIPPING:
-        return LikelyFault(
-            "no_clipping",
-            f"gradients are not clipped: one of 1000 times C adds {one:.3g} times C",
-            "clipping",
-            "where each per-sample gradient is scaled by min(1, C / norm)",
-            evidence,
-        )
+        return _fault("no_clipping", evidence, shift=one)
     if "in one tensor" in fired and shifts["in one tensor"].shift > _LEFT_OUT * max(one, 1.0):
-        return LikelyFault(
-            "norm_misses_a_tensor",
-            "a tensor is left out of the norm by which gradients are clipped: alone it adds "
-            f"{shifts['in one tensor'].shift:.3g} times C on average over tensors",
-            "clipping",
-            "the norm must be of all tensors of a sample together",
-            evidence,
-        )
+        return _fault("norm_misses_a_tensor", evidence, shift=shifts["in one tensor"].shift)
     # If the sum is clipped as a whole, a group adds no more than one gradient.
     alone = fired == {"against all others"} and shifts["against all others"].shift < _OF_A_SUM
     if alone or (members > 1 and one > 1.5 * max(group, 0.1)):
-        return LikelyFault(
-            "clip_after_average",
-            "the sum or mean is clipped as a whole, after the gradients were added up",
-            "clipping",
-            "over which axis the norm is taken: there must be one norm for each sample",
-            evidence,
-        )
+        return _fault("clip_after_average", evidence)
     alike = _ALIKE if exact.reason else _ALIKE_EXACTLY
-    if tensors > 1 and abs(group / tensors**0.5 - 1.0) < alike and "of norm C" not in fired:
-        return LikelyFault(
-            "clip_per_tensor",
-            f"each tensor is clipped to the norm of the whole gradient: {tensors} tensors add "
-            f"{group:.3g} times C",
-            "clipping",
-            "the norm must be of all tensors of a sample together, or each tensor's C a part of it",
-            evidence,
-        )
+    of_each = abs(group / seen.tensors**0.5 - 1.0) < alike
+    if seen.tensors > 1 and of_each and "of norm C" not in fired:
+        return _fault("clip_per_tensor", evidence, tensors=seen.tensors, shift=group)
     largest = max(shifts[name].shift for name in fired)
-    return LikelyFault(
-        "clipping_norm_too_large",
-        f"a gradient adds {largest:.3g} times C after clipping",
-        "clipping",
-        "the norm that is clipped to, and what scales the gradient after clipping",
-        evidence,
-    )
+    return _fault("clipping_norm_too_large", evidence, shift=largest)
 
 
-def _of_noise(
-    shifts: Mapping[str, ShiftReading],
-    noises: Mapping[str, NoiseReading],
-    goal: float,
-    batch_size: int,
-) -> LikelyFault:
+def _of_noise(seen: Readings) -> LikelyFault:
+    noises, goal = seen.noises, seen.goal
     plain, loaded = noises["no gradient"], noises["an oversized gradient"]
-    ratio = plain.ratio
+    ratio, divided = plain.ratio, _near(plain.ratio, 1 / seen.batch_size)
     evidence: dict[str, Any] = {f"noise, {name}": noise.ratio for name, noise in noises.items()}
-    signal = shifts["of norm C"].shift
-    look = (
-        "the noise that is drawn: its standard deviation must be noise_multiplier * max_grad_norm"
-    )
-    if ratio < _NO_NOISE and not _near(ratio, 1 / batch_size):
-        return LikelyFault("no_noise", "no noise is added", "noise", look, evidence)
+    if ratio < _NO_NOISE and not divided:
+        return _fault("no_noise", evidence)
     if plain.log_e_repeated >= goal and plain.ratio_repeated < _SMALL * ratio:
-        sentence = "the noise is repeated: two calls get the same"
-        return LikelyFault(
-            "noise_repeated", sentence, "reuse", "where the generator is seeded", evidence
-        )
+        return _fault("noise_repeated", evidence)
     if plain.log_e_shared >= goal and plain.ratio_shared < _SMALL * ratio:
-        sentence = "the noise is shared: one number is added to many coordinates"
-        return LikelyFault(
-            "noise_shared", sentence, "reuse", "the shape of what is drawn", evidence
-        )
+        return _fault("noise_shared", evidence)
     if plain.log_e >= goal:
-        if _as_the_noise(signal, ratio):
-            return _another_unit(ratio, evidence)
+        if _as_the_noise(seen.shifts["of norm C"].shift, ratio):
+            return _fault("another_unit", evidence, ratio=ratio)
         if min(plain.tensors) < 0.5 * max(plain.tensors):
             quiet = interval_in_words(None, plain.quietest)
-            sentence = f"the noise is too small in a tensor: {quiet}"
             evidence["by tensor"] = plain.tensors
-            return LikelyFault("noise_too_small_in_a_tensor", sentence, "noise", look, evidence)
-        if _near(ratio, 1 / batch_size):
-            sentence = f"the noise is divided by the batch once more: {plain.in_words}"
-            return LikelyFault("noise_divided_by_batch", sentence, "noise", look, evidence)
-        sentence = f"the noise is too small: {plain.in_words}"
-        return LikelyFault("noise_too_small", sentence, "noise", look, evidence)
+            return _fault("noise_too_small_in_a_tensor", evidence, noise=quiet)
+        name = "noise_divided_by_batch" if divided else "noise_too_small"
+        return _fault(name, evidence, noise=plain.in_words)
     if loaded.log_e >= goal:
-        sentence = f"the noise is too small if gradients are large: {loaded.in_words}"
-        return LikelyFault("noise_follows_gradients", sentence, "noise", look, evidence)
-    return LikelyFault(
-        "divides_by_realised_batch",
-        "the noise depends on the number of gradients: with twice as many it is "
-        f"{min(noises.values(), key=lambda noise: noise.ratio).in_words}",
-        "noise",
-        "what the noisy sum is divided by: for Poisson batches it must be a constant",
-        evidence,
-    )
-
-
-def _another_unit(ratio: float, evidence: Mapping[str, Any]) -> LikelyFault:
-    return LikelyFault(
-        "another_unit",
-        f"what is released is {ratio:.3g} times what is stated, for sum and noise alike: "
-        "expected_batch_size or max_grad_norm does not fit",
-        "noise",
-        "what the noisy sum is divided by",
-        evidence,
-    )
+        return _fault("noise_follows_gradients", evidence, noise=loaded.in_words)
+    quietest = min(noises.values(), key=lambda noise: noise.ratio)
+    return _fault("divides_by_realised_batch", evidence, noise=quietest.in_words)
 
 
 def _as_the_noise(shift: float, ratio: float) -> bool:
@@ -351,7 +380,7 @@ class PrivatizeViolation(AssertionError):
 
 
 @dataclass(frozen=True, eq=False)
-class PrivatizeAudit:
+class PrivatizeAudit(HasVerdict):
     """Result of an audit of a privatize function's clipping and noise.
 
     Args:
@@ -375,14 +404,6 @@ class PrivatizeAudit:
     detectable_shift: float
     significance: float
     calls: int
-
-    @property
-    def passed(self) -> bool:
-        """Whether the verdict is PASS."""
-        return self.verdict.outcome == "PASS"
-
-    def __str__(self) -> str:
-        return describe(self.verdict)
 
 
 def assert_privatizes(privatize: Privatize, shapes: Shapes, **stated: Any) -> PrivatizeAudit:
@@ -460,8 +481,18 @@ def audit_privatize(
     """
     sigma = _validate.positive("noise_multiplier", noise_multiplier)
     level = _validate.open_unit("significance", significance, "such as 1e-3")
-    _check_calls(batches, batch_size, calls)
-    released = _released(privatize, shapes, max_grad_norm, expected_batch_size, arrays)
+    _validate.one_of("batches", batches, ("poisson", "fixed"))
+    if _validate.positive_int("batch_size", batch_size) < 2:
+        raise ValueError(f"batch_size={batch_size!r} must be at least 2; 32 is usual.")
+    if _validate.positive_int("calls", calls) < 20:
+        raise ValueError(f"calls={calls!r} must be at least 20; hundreds are usual.")
+    _validate.positive("max_grad_norm", max_grad_norm)
+    if expected_batch_size is not None:
+        _validate.positive("expected_batch_size", expected_batch_size)
+    _validate.one_of("arrays", arrays, ("torch", "numpy"))
+    single, listed = _listed(shapes)
+    divisor = expected_batch_size or 1.0
+    released = Released(privatize, listed, single, max_grad_norm, divisor, arrays)
     goal, rng = math.log(_TESTS / level), np.random.default_rng(seed)
     along = direction(released.sizes, rng)
     noises = read_noises(released, along, sigma, batch_size, batches, calls, goal)
@@ -473,27 +504,9 @@ def audit_privatize(
         shifts = read_shifts(released, wanted, sigma, calls, goal, rng)
         # A group with excess x increases the log wealth by (group x / sigma)^2 / 8 a call.
         smallest = 1.0 + math.sqrt(8.0 * (goal + LEARNING) / calls) * sigma / group
-    verdict = _verdict(shifts, noises, exact, goal, smallest, level, released, batch_size)
+    seen = Readings(shifts, noises, exact, goal, len(released.sizes), batch_size)
+    verdict = _verdict(seen, smallest, level, released.calls)
     return PrivatizeAudit(verdict, shifts, noises, exact, smallest, level, released.calls)
-
-
-def _check_calls(batches: str, batch_size: int, calls: int) -> None:
-    _validate.one_of("batches", batches, ("poisson", "fixed"))
-    if _validate.positive_int("batch_size", batch_size) < 2:
-        raise ValueError(f"batch_size={batch_size!r} must be at least 2; 32 is usual.")
-    if _validate.positive_int("calls", calls) < 20:
-        raise ValueError(f"calls={calls!r} must be at least 20; hundreds are usual.")
-
-
-def _released(
-    privatize: Privatize, shapes: Shapes, norm: float, divisor: float | None, arrays: Arrays
-) -> Released:
-    _validate.positive("max_grad_norm", norm)
-    if divisor is not None:
-        _validate.positive("expected_batch_size", divisor)
-    _validate.one_of("arrays", arrays, ("torch", "numpy"))
-    single, listed = _listed(shapes)
-    return Released(privatize, listed, single, norm, divisor or 1.0, arrays)
 
 
 def _listed(shapes: Shapes) -> tuple[bool, list[tuple[int, ...]]]:
@@ -502,7 +515,7 @@ def _listed(shapes: Shapes) -> tuple[bool, list[tuple[int, ...]]]:
         raise TypeError(f"shapes={shapes!r} must be a tuple; give ({shapes},) for a vector.")
     single = bool(shapes) and all(isinstance(size, int) for size in shapes)
     given: list[Any] = [shapes] if single else list(shapes)
-    if not given or any(_no_shape(shape) for shape in given):
+    if not given or not all(map(_is_shape, given)):
         raise ValueError(
             f"shapes={shapes!r} must be the shape of a gradient, such as (10, 3), or a list of "
             "the shapes of its tensors."
@@ -510,49 +523,33 @@ def _listed(shapes: Shapes) -> tuple[bool, list[tuple[int, ...]]]:
     return single, [tuple(shape) for shape in given]
 
 
-def _no_shape(shape: Any) -> bool:
-    if not isinstance(shape, tuple | list) or not shape:
-        return True
-    return any(not isinstance(size, int) or size < 1 for size in shape)
+def _is_shape(shape: Any) -> bool:
+    sizes = shape if isinstance(shape, tuple | list) else ()
+    return bool(sizes) and all(isinstance(size, int) and size >= 1 for size in sizes)
 
 
-def _verdict(
-    shifts: dict[str, ShiftReading],
-    noises: dict[str, NoiseReading],
-    exact: ExactReading,
-    goal: float,
-    smallest: float,
-    level: float,
-    released: Released,
-    batch_size: int,
-) -> Verdict:
-    noise = any(reading.refuted(goal) for reading in noises.values())
-    shifted = any(reading.log_e >= goal for reading in shifts.values())
-    if noise or shifted or exact.found:
-        fault = likely_fault(shifts, noises, goal, len(released.sizes), batch_size, exact)
+def _verdict(seen: Readings, smallest: float, level: float, calls: int) -> Verdict:
+    if seen.noisy or seen.fired or seen.exact.found:
+        fault = likely_fault(seen)
         if fault.name == "another_unit":
             return Verdict(
                 "INCONCLUSIVE", None, fault.sentence, pass_blockers=("the unit of the sum",)
             )
-        clipping = fault.finding == "clipping"
-        what = " and ".join(part for part, hit in (("clip", clipping), ("add noise", noise)) if hit)
-        sure = f"at significance {level:g}" if noise or exact.reason else "exactly up to rounding"
+        wrong = {"clip": fault.finding == "clipping", "add noise": bool(seen.noisy)}
+        what = " and ".join(part for part, hit in wrong.items() if hit)
+        read = seen.noisy or seen.exact.reason
+        sure = f"at significance {level:g}" if read else "exactly up to rounding"
         return Verdict(
             "VIOLATION",
             "mechanism",
-            f"the function does not {what} as stated, {sure} after {released.calls:,} calls",
+            f"the function does not {what} as stated, {sure} after {calls:,} calls",
             faults=(fault,),
         )
-    return _without_fault(shifts, noises, exact, smallest, released.calls)
+    return _without_fault(seen, smallest, calls)
 
 
-def _without_fault(
-    shifts: dict[str, ShiftReading],
-    noises: dict[str, NoiseReading],
-    exact: ExactReading,
-    smallest: float,
-    calls: int,
-) -> Verdict:
+def _without_fault(seen: Readings, smallest: float, calls: int) -> Verdict:
+    exact = seen.exact
     reach = f"{len(exact.sizes)} crafted gradients add at most C each, up to rounding"
     if exact.reason:
         reach = f"a shift of {smallest:.3g} times C would have been found"
@@ -564,7 +561,7 @@ def _without_fault(
             pass_blockers=(f"calls: a shift of {_RESOLUTION:g} times C might not be found",),
             advice="raise calls or batch_size",
         )
-    added = shifts["of norm C"].shift
+    added = seen.shifts["of norm C"].shift
     if added <= ADDS_UP:
         return Verdict(
             "INCONCLUSIVE",
@@ -574,7 +571,7 @@ def _without_fault(
             pass_blockers=("gradients that add up as stated",),
             advice="raise calls, or state the clipping norm that is used",
         )
-    quiet = min(noises.values(), key=lambda reading: reading.ratio)
+    quiet = min(seen.noises.values(), key=lambda reading: reading.ratio)
     beside = f"; clipping was read through the noise: {exact.reason}" if exact.reason else ""
     return Verdict(
         "PASS",

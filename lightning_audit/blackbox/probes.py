@@ -52,26 +52,32 @@ LEAST_CALLS = 60
 ROUNDING = 1.0 + 2.0**-10
 
 
+@dataclass
 class Released:
     """Calls a privatize function, and returns its release in units of the clipping norm.
 
-    The function takes gradients of ``shapes``, one array instead of a list if it is ``single``, and
-    divides the noisy sum by ``divisor``.
+    Args:
+        privatize: The function.
+        shapes: Shape of each tensor of the gradient.
+        single: Whether it takes one array instead of a list.
+        max_grad_norm: The clipping norm.
+        divisor: Number by which it divides the noisy sum.
+        arrays: Array library that it uses.
+        calls: Number of calls so far.
     """
 
-    def __init__(
-        self,
-        privatize: Privatize,
-        shapes: Sequence[tuple[int, ...]],
-        single: bool,
-        max_grad_norm: float,
-        divisor: float,
-        arrays: Arrays,
-    ) -> None:
-        self.privatize, self._shapes, self._single = privatize, shapes, single
-        self._norm, self._divisor, self._arrays = max_grad_norm, divisor, arrays
-        self.sizes = [math.prod(shape) for shape in shapes]
-        self.calls = 0
+    privatize: Privatize
+    shapes: Sequence[tuple[int, ...]]
+    single: bool
+    max_grad_norm: float
+    divisor: float
+    arrays: Arrays
+    calls: int = 0
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of entries of each tensor."""
+        return [math.prod(shape) for shape in self.shapes]
 
     def __call__(self, rows: Floats) -> Floats:
         """Return the release for gradients ``[n, d]``, times the divisor, ``[d]``.
@@ -83,33 +89,31 @@ class Released:
                 numbers of the gradient's shapes.
         """
         self.calls += 1
-        parts = np.split(rows * self._norm, np.cumsum(self.sizes)[:-1], axis=1)
+        parts = np.split(rows * self.max_grad_norm, np.cumsum(self.sizes)[:-1], axis=1)
         tensors = [
             self._array(part.reshape(len(rows), *shape))
-            for part, shape in zip(parts, self._shapes, strict=True)
+            for part, shape in zip(parts, self.shapes, strict=True)
         ]
         try:
-            released = self.privatize(tensors[0] if self._single else tensors)
+            released = self.privatize(tensors[0] if self.single else tensors)
         except Exception as error:
             raise self._failed(f"raised {type(error).__name__}: {error}", rows) from error
-        values = [released] if self._single else list(released)
+        values = [released] if self.single else list(released)
         found = [tuple(np.shape(value)) for value in values]
-        if found != list(self._shapes):
-            raise self._failed(f"returned shapes {found}, must be {list(self._shapes)}", rows)
+        if found != list(self.shapes):
+            raise self._failed(f"returned shapes {found}, must be {list(self.shapes)}", rows)
         flat = np.concatenate([_numbers(value).ravel() for value in values])
         if not np.isfinite(flat).all():
             raise self._failed("returned numbers that are not finite", rows)
-        return flat * self._divisor / self._norm
+        return flat * self.divisor / self.max_grad_norm
 
     def _array(self, values: Floats) -> Any:
-        if self._arrays == "numpy":
+        if self.arrays == "numpy":
             return values.astype(np.float32)
-        import torch
-
         return torch.tensor(values, dtype=torch.float32)
 
     def _failed(self, what: str, rows: Floats) -> MechanismError:
-        norms = np.linalg.norm(rows, axis=1) * self._norm
+        norms = np.linalg.norm(rows, axis=1) * self.max_grad_norm
         return MechanismError(
             f"privatize(per_sample_grads) {what} (call {self.calls}, {len(rows)} gradients of "
             f"norms {norms.min():.3g} to {norms.max():.3g})."
@@ -271,13 +275,14 @@ def read_noise(
         log_e = [float(log_mean_exp([pooled, float(each)])), *noise_log_e(*others.T)]
         best = np.maximum(best, log_e)
         done += 1
+    quietest = int(np.argmin(squares / counts))
     # A difference of two independent values has twice the variance.
     spread = np.sqrt(0.5 * others[:, 1] / np.maximum(others[:, 0], 1))
     return NoiseReading(
         ratio=float(np.sqrt(squares.sum() / counts.sum())),
         tensors=np.sqrt(squares / counts).tolist(),
         interval=noise_interval(counts, squares, INTERVAL_SIGNIFICANCE)[:2],
-        quietest=_quietest(counts, squares),
+        quietest=chosen_upper(counts[quietest], squares[quietest], len(counts)),
         log_e=float(best[0]),
         log_e_repeated=float(best[1]),
         ratio_repeated=float(spread[0]),
@@ -286,12 +291,6 @@ def read_noise(
         calls=done + 1,
         error=float(1.0 / np.sqrt(2.0 * counts.sum())),
     )
-
-
-def _quietest(counts: Floats, squares: Floats) -> float:
-    """Return the upper limit of the smallest noise, corrected for the choice among all tensors."""
-    least = int(np.argmin(squares / counts))
-    return chosen_upper(counts[least], squares[least], len(counts))
 
 
 def direction(sizes: Sequence[int], rng: np.random.Generator) -> Floats:
@@ -533,7 +532,8 @@ def read_exactly(
     """
     frozen = FrozenNoise(released)
     crafted = CraftedGradients(released.sizes, batch_size, seed)
-    reader = _Reader(frozen, crafted, along, batch_size, batches == "fixed", calls, seed)
+    looks, seeds = max(calls // 10, _LOOKS), itertools.count(1_000_003 * (seed + 1))
+    reader = _Reader(frozen, crafted, along, batch_size, batches == "fixed", looks, seeds)
     try:
         if reason := reader.obstacle():
             return ExactReading(reason=reason), {}
@@ -548,36 +548,30 @@ def read_exactly(
         frozen.put_back()
 
 
+@dataclass
 class _Reader:
-    """Reads one function with fixed noise."""
+    """Reads one function with fixed noise, each probe under ``looks`` seeds."""
 
-    def __init__(
-        self,
-        frozen: FrozenNoise,
-        crafted: CraftedGradients,
-        along: Floats,
-        batch: int,
-        fixed: bool,
-        calls: int,
-        seed: int,
-    ) -> None:
-        self._frozen, self._crafted, self._along = frozen, crafted, along
-        self._batch, self._fixed = batch, fixed
-        self._looks = max(calls // 10, _LOOKS)
-        self._seeds = itertools.count(1_000_003 * (seed + 1))
+    frozen: FrozenNoise
+    crafted: CraftedGradients
+    along: Floats
+    batch: int
+    fixed: bool
+    looks: int
+    seeds: Iterator[int]
 
     def obstacle(self) -> str:
         """Return why nothing can be read; empty if it can."""
-        return self._frozen.obstacle(self._equal_ones, next(self._seeds))
+        return self.frozen.obstacle(self._equal_ones, next(self.seeds))
 
     def shift(self, probe: Probe) -> ShiftReading | None:
         """Return the shift of a probe; None if the noise differs between the calls."""
         jumps = self._on_a_lattice
-        calls = self._lattice_calls if jumps else max(self._looks, len(probe.batches))
+        calls = self._lattice_calls if jumps else max(self.looks, len(probe.batches))
         values = []
         for number in range(calls):
             rows = probe.batches[number % len(probe.batches)]
-            gap = self._frozen.difference(rows, probe.without, next(self._seeds), sure=not jumps)
+            gap = self.frozen.difference(rows, probe.without, next(self.seeds), sure=not jumps)
             if gap is None:
                 return None
             values.append(float(gap @ probe.along) / probe.gradients)
@@ -590,8 +584,8 @@ class _Reader:
         """Leave out each crafted gradient in turn, and read the difference."""
         sizes: dict[str, float] = {}
         norms: dict[str, float] = {}
-        for trial in self._crafted.trials():
-            if self._fixed and len(trial.rows) != self._batch:
+        for trial in self.crafted.trials():
+            if self.fixed and len(trial.rows) != self.batch:
                 continue
             size = self._size_of(trial)
             if size is None:
@@ -613,13 +607,13 @@ class _Reader:
 
     def _size_of(self, trial: Trial) -> float | None:
         """Return the norm of the difference; None if it cannot be read."""
-        neighbours = [trial.with_zeros] if self._fixed else [trial.neighbour, trial.with_zeros]
+        neighbours = [trial.with_zeros] if self.fixed else [trial.neighbour, trial.with_zeros]
         for neighbour in neighbours:
             rows, others = trial.rows.dense().numpy(), neighbour.dense().numpy()
-            seed = next(self._seeds)
+            seed = next(self.seeds)
             # Some functions reject batches of another size.
             try:
-                gap = self._frozen.difference(rows, others, seed)
+                gap = self.frozen.difference(rows, others, seed)
             except MechanismError:
                 continue
             if gap is None:
@@ -638,7 +632,7 @@ class _Reader:
         """
         gaps: list[Floats] = []
         while len(gaps) < self._lattice_calls:
-            gap = self._frozen.difference(rows, others, next(self._seeds), sure=False)
+            gap = self.frozen.difference(rows, others, next(self.seeds), sure=False)
             if gap is None:
                 return None
             gaps.append(gap)
@@ -651,17 +645,17 @@ class _Reader:
     @cached_property
     def _equal_ones(self) -> Floats:
         """A batch of equal gradients of norm C / 2: none is clipped, and all add up."""
-        return np.tile(0.5 * self._along, (self._batch, 1))
+        return np.tile(0.5 * self.along, (self.batch, 1))
 
     @cached_property
     def _tolerated(self) -> float:
         """Tolerated rounding, from the error of a sum of unclipped gradients."""
         rows = self._equal_ones
-        gap = self._frozen.difference(rows, np.zeros_like(rows), next(self._seeds))
+        gap = self.frozen.difference(rows, np.zeros_like(rows), next(self.seeds))
         if gap is None:
             return _TOLERATED
         # A common scale factor is not rounding.
-        error = float(np.linalg.norm(gap - (gap @ self._along) * self._along))
+        error = float(np.linalg.norm(gap - (gap @ self.along) * self.along))
         if error <= _LOW_PRECISION:
             return _TOLERATED
         # Gradients of norm C add up to twice as much.
@@ -678,14 +672,14 @@ class _Reader:
 
     @property
     def _noise_calls(self) -> int:
-        return min(math.ceil(_ENTRIES / len(self._along)), _LATTICE_CALLS)
+        return min(math.ceil(_ENTRIES / len(self.along)), _LATTICE_CALLS)
 
     @cached_property
     def _on_a_lattice(self) -> bool:
         """Whether releases take few values: integer noise, rounded noise or low precision."""
         rows = np.zeros_like(self._equal_ones)
         calls = range(self._noise_calls)
-        noise = [self._frozen.release(rows, next(self._seeds)) for _ in calls]
+        noise = [self.frozen.release(rows, next(self.seeds)) for _ in calls]
         values = np.array(noise)[:, np.any(noise, axis=0)].ravel()[:_ENTRIES]
         return not len(values) or len(values) - len(np.unique(values)) > _EQUAL
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import csv
-import dataclasses
 import math
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,9 @@ from lightning_audit.cli.main import (
     refusing,
     whole,
 )
-from lightning_audit.files import MAX_VALUES, open_npz, read_json, text_lines
+from lightning_audit.files import open_npz, read_json, text_lines
 from lightning_audit.layout import FloatArray
-from lightning_audit.record.scores import CanaryScores
+from lightning_audit.record.scores import CanaryScores, ScoresError, reading
 from lightning_audit.report.text import as_text, table
 from lightning_audit.stats.attack_strength import (
     StrengthPosterior,
@@ -68,10 +66,23 @@ from lightning_audit.stats.thresholds import (
 )
 from lightning_audit.stats.tradeoff import gaussian_mu
 
+
+def show(fields: Mapping[str, Any], lines: Iterable[str], options: argparse.Namespace) -> str:
+    """Return what a command prints: its fields as JSON if that is asked for, else the lines."""
+    return as_json(fields) if options.json else "\n".join(lines)
+
+
 # --- `lightning-audit bound`: a lower bound on epsilon from an attack's scores, by name.
 
 #: False positive rates at which the option --roc prints the true positive rate.
 _FPRS = (0.001, 0.01, 0.1)
+_THRESHOLDS: Mapping[str, ThresholdChoice] = {
+    "split": Split(),
+    "multi_split": MultiSplit(),
+    "berk_jones": Simultaneous("berk_jones"),
+    "dkw": Simultaneous("dkw"),
+    "max": Maximum(),
+}
 _CHOICES = "a number, several with commas, split, multi_split, berk_jones, dkw or max"
 
 
@@ -153,7 +164,17 @@ def run_bound(options: argparse.Namespace) -> str:
             sides=options.sides,
         )
         rates = _rates(scores, options.significance) if options.roc else {}
-    return (_bound_as_json if options.json else _bound_as_text)(bound, scores, rates)
+    of = {"of": "attack"} if scores.steps is None else {"of": "one step", "steps": scores.steps}
+    fields = {
+        **asdict(bound),
+        **of,
+        "n_in": len(scores.in_scores),
+        "n_out": len(scores.out_scores),
+        "dropped": scores.dropped,
+        "source": scores.source,
+        **rates,
+    }
+    return show(fields, _bound_in_words(bound, scores, rates), options)
 
 
 def parse_threshold(text: str) -> ThresholdChoice:
@@ -170,15 +191,8 @@ def parse_threshold(text: str) -> ThresholdChoice:
         >>> parse_threshold("0.5"), parse_threshold("dkw")
         (Fixed(threshold=0.5), Simultaneous(band='dkw'))
     """
-    match text:
-        case "split":
-            return Split()
-        case "multi_split":
-            return MultiSplit()
-        case "max":
-            return Maximum()
-        case "berk_jones" | "dkw":
-            return Simultaneous(text)
+    if text in _THRESHOLDS:
+        return _THRESHOLDS[text]
     try:
         numbers = [float(part) for part in text.split(",")]
         return Fixed(numbers[0]) if len(numbers) == 1 else Grid(tuple(numbers))
@@ -211,57 +225,45 @@ def _rates(scores: CanaryScores, significance: float) -> dict[str, float]:
     return rates
 
 
-def _bound_as_json(bound: NamedBound, scores: CanaryScores, rates: dict[str, float]) -> str:
-    return as_json({**dataclasses.asdict(bound), **_numbers_of(scores), **rates})
-
-
-def _numbers_of(scores: CanaryScores) -> dict[str, Any]:
-    n_in, n_out = len(scores.in_scores), len(scores.out_scores)
-    of = {"of": "attack"} if scores.steps is None else {"of": "one step", "steps": scores.steps}
-    numbers = {"n_in": n_in, "n_out": n_out, "dropped": scores.dropped}
-    return {**of, **numbers, "source": scores.source}
-
-
-def _bound_as_text(bound: NamedBound, scores: CanaryScores, rates: dict[str, float]) -> str:
+def _bound_in_words(
+    bound: NamedBound, scores: CanaryScores, rates: Mapping[str, float]
+) -> Iterator[str]:
     level = f"{100 * (1 - bound.significance):g} %"
-    numbers = _numbers_of(scores)
-    first = f"epsilon >= {bound.epsilon_lower:.6g} at delta {bound.delta:g}"
-    if bound.mu_lower is not None:
-        first += f" (mu >= {bound.mu_lower:.6g})"
-    if scores.steps is not None:
-        first += (
-            f", for one step: {scores.steps:,} steps were read; what the run spends is another "
-            "number"
-        )
-    lines = [
-        first,
-        f"{bound.method}: {level} {bound.interpretation}, {numbers['n_in']} scores in, "
-        f"{numbers['n_out']} out",
-        scores.source,
-    ]
-    if numbers["dropped"]:
-        lines.append(f"{numbers['dropped']} readings were not finite and were left out")
+    mu = "" if bound.mu_lower is None else f" (mu >= {bound.mu_lower:.6g})"
+    steps = (
+        ""
+        if scores.steps is None
+        else f", for one step: {scores.steps:,} steps were read; what the run spends is another "
+        "number"
+    )
+    yield f"epsilon >= {bound.epsilon_lower:.6g} at delta {bound.delta:g}{mu}{steps}"
+    yield (
+        f"{bound.method}: {level} {bound.interpretation}, {len(scores.in_scores)} scores in, "
+        f"{len(scores.out_scores)} out"
+    )
+    yield scores.source
+    if scores.dropped:
+        yield f"{scores.dropped} readings were not finite and were left out"
     if bound.threshold is not None:
-        lines.append(f"threshold {bound.threshold_value:.6g}, {bound.rule}")
+        yield f"threshold {bound.threshold_value:.6g}, {bound.rule}"
     if bound.guesses is not None:
-        lines.append(f"{bound.correct} of {bound.guesses} guesses right: {bound.rule}")
+        yield f"{bound.correct} of {bound.guesses} guesses right: {bound.rule}"
     if not bound.valid:
-        lines.append(
+        yield (
             "NOT VALID: the threshold was chosen on the scores that the bound is computed from"
             if bound.threshold
             else "NOT VALID in general: scores that are not Gaussian, or data that differ from "
             "canary to canary, can raise it above the true epsilon"
         )
-    lines.extend(f"assumes: {what}" for what in bound.assumptions)
+    yield from (f"assumes: {what}" for what in bound.assumptions)
     if rates:
-        lines.append(f"AUROC {rates['auroc']:.6g} (observed)")
+        yield f"AUROC {rates['auroc']:.6g} (observed)"
     for fpr in _FPRS if rates else ():
         seen, lower = rates[f"tpr_at_fpr_{fpr:g}"], rates[f"tpr_lower_at_fpr_{fpr:g}"]
-        lines.append(
+        yield (
             f"TPR at FPR {fpr:g}: {seen:.6g} observed, >= {lower:.6g} at {level}, if "
             "the scores are independent"
         )
-    return "\n".join(lines)
 
 
 # --- `lightning-audit epsilon-star`: Epsilon* of one model from the losses of its records.
@@ -310,8 +312,8 @@ def add_epsilon_star_arguments(parser: Command) -> None:
 
 def run_epsilon_star(options: argparse.Namespace) -> str:
     """Compute Epsilon* and its null."""
-    train, population = read_losses(options.losses, max_values=options.max_values)
     with refusing(ValueError):
+        train, population = read_losses(options.losses, options.max_values)
         method: Method = Empirical(options.clip)
         if options.components:
             method = Parametric(options.clip, options.components)
@@ -324,13 +326,19 @@ def run_epsilon_star(options: argparse.Namespace) -> str:
             permutations=options.permutations,
             rng=np.random.default_rng(options.seed),
         )
-    show = _epsilon_star_as_json if options.json else _epsilon_star_as_text
-    return show(star, null, (len(train), len(population)))
+    sizes = len(train), len(population)
+    fields = {
+        **asdict(star),
+        "null": {name: value for name, value in asdict(null).items() if name != "value"},
+        "decided_by": _decided_by(star, sizes),
+        "n_train": sizes[0],
+        "n_population": sizes[1],
+        "interpretation": _ONE_MODEL,
+    }
+    return show(fields, _epsilon_star_in_words(star, null, sizes), options)
 
 
-def read_losses(
-    path: str | os.PathLike[str], *, max_values: int = MAX_VALUES
-) -> tuple[FloatArray, FloatArray]:
+def read_losses(path: str, max_values: int) -> tuple[FloatArray, FloatArray]:
     """Read the losses of both sides.
 
     Args:
@@ -341,21 +349,17 @@ def read_losses(
         (training losses, losses of the population).
 
     Raises:
-        Refused: If the file is absent or holds anything else.
+        ScoresError: If the file is absent or holds anything else.
     """
-    name = os.fspath(path)
-    names = [f"losses_{side}" for side in _SIDES]
-    try:
-        if name.lower().endswith(".csv"):
-            return _from_csv(name, max_values)
+    with reading(path, "", _EXPECTED_LOSSES):
+        if path.lower().endswith(".csv"):
+            return _from_csv(path, max_values)
         with open_npz(path, max_values) as archive:
-            held = archive.names
-            if set(names) <= set(held):
+            names = [f"losses_{side}" for side in _SIDES]
+            if set(names) <= set(archive.names):
                 train, population = (archive.numbers(n, "iuf", 1) for n in names)
                 return train.astype(np.float64), population.astype(np.float64)
-    except (OSError, ValueError, csv.Error) as error:
-        raise Refused(f"cannot read {name!r} ({error}); {_EXPECTED_LOSSES}.") from error
-    raise Refused(f"{name!r} holds {_validate.shown(held)}; {_EXPECTED_LOSSES}.")
+    raise ScoresError(f"{path!r} holds {shown(archive.names)}; {_EXPECTED_LOSSES}.")
 
 
 def _from_csv(name: str, max_values: int) -> tuple[FloatArray, FloatArray]:
@@ -363,32 +367,20 @@ def _from_csv(name: str, max_values: int) -> tuple[FloatArray, FloatArray]:
     with text_lines(name, max_values) as lines:
         rows = csv.DictReader(lines)
         if not {"side", "loss"} <= set(rows.fieldnames or ()):
-            raise ValueError(f"its columns are {_validate.shown(rows.fieldnames)}")
+            raise ValueError(f"its columns are {shown(rows.fieldnames)}")
         for row in rows:
             if row["side"] not in found:
-                raise ValueError(f"line {rows.line_num} has side={_validate.shown(row['side'])}")
+                raise ValueError(f"line {rows.line_num} has side={shown(row['side'])}")
             try:
                 loss = float(row["loss"])
             except (TypeError, ValueError):
                 loss = math.nan
             if math.isnan(loss):
-                told = _validate.shown(row["loss"])
+                told = shown(row["loss"])
                 raise ValueError(f"line {rows.line_num} has loss={told}, which is not a number")
             found[row["side"]].append(loss)
     train, population = (np.array(found[side]) for side in _SIDES)
     return train, population
-
-
-def _epsilon_star_as_json(star: EpsilonStar, null: PermutationNull, sizes: tuple[int, int]) -> str:
-    fields: dict[str, Any] = {
-        **dataclasses.asdict(star),
-        "null": {k: v for k, v in dataclasses.asdict(null).items() if k != "value"},
-        "decided_by": _decided_by(star, sizes),
-        "n_train": sizes[0],
-        "n_population": sizes[1],
-        "interpretation": _ONE_MODEL,
-    }
-    return as_json(fields)
 
 
 def _decided_by(star: EpsilonStar, sizes: tuple[int, int]) -> str | None:
@@ -406,34 +398,38 @@ def _denominator(star: EpsilonStar, sizes: tuple[int, int]) -> tuple[str, int]:
     return "training losses", sizes[0]
 
 
-def _epsilon_star_as_text(star: EpsilonStar, null: PermutationNull, sizes: tuple[int, int]) -> str:
-    lines = [
+def _epsilon_star_in_words(
+    star: EpsilonStar, null: PermutationNull, sizes: tuple[int, int]
+) -> Iterator[str]:
+    yield (
         f"epsilon* {star.value:.6g} at delta {star.delta:g} and clip {star.clip:g}, "
-        f"{sizes[0]} training losses, {sizes[1]} of the population",
+        f"{sizes[0]} training losses, {sizes[1]} of the population"
+    )
+    yield (
         f"under random permutations: median {null.median:.6g}, 95 % below "
-        f"{null.quantile_95:.6g}; p-value {null.p_value:.3g} ({null.permutations} permutations)",
-    ]
+        f"{null.quantile_95:.6g}; p-value {null.p_value:.3g} ({null.permutations} permutations)"
+    )
     if star.threshold is not None:
-        lines.append(
+        yield (
             f"attained at loss {star.threshold:.6g}: FPR {star.fpr:.4g}, FNR {star.fnr:.4g} "
             f"({star.inequality})"
         )
     decided_by = _decided_by(star, sizes)
     if decided_by == "clip":
-        lines.append("the clip decides the value, not the losses: another clip gives another value")
+        yield "the clip decides the value, not the losses: another clip gives another value"
     elif decided_by == "one loss":
         side, size = _denominator(star, sizes)
         where = "up to" if str(star.inequality).endswith("below") else "above"
-        lines.append(
+        yield (
             f"one loss decides the value: at most 1 of the {size} {side} is {where} the threshold, "
             f"and none counts as 1/{size}; more losses may change it, a smaller clip does not"
         )
     if star.fit is not None:
-        lines.append(
+        yield (
             f"Kolmogorov-Smirnov distance of the fits: train {star.fit.ks_train:.3g}, "
             f"population {star.fit.ks_population:.3g}"
         )
-    return "\n".join([*lines, _ONE_MODEL])
+    yield _ONE_MODEL
 
 
 # --- `lightning-audit mcmc`: posterior of epsilon and attack strength from the counts of attacks.
@@ -448,37 +444,6 @@ _ESTIMATE_ONLY = (
     "an estimate under a prior of epsilon and of the attacks' strength, not a bound: its interval "
     "has its level averaged over the prior, not for this mechanism"
 )
-
-
-@dataclass(frozen=True)
-class McmcResult:
-    """The numbers that the command prints.
-
-    Args:
-        epsilon_mean: Posterior mean of epsilon.
-        epsilon_interval: Equal-tailed credible interval of epsilon.
-        strength_mean: Posterior mean of the strength.
-        strength_interval: Equal-tailed credible interval of the strength.
-        significance: One minus the level of the intervals.
-        delta: Delta of epsilon.
-        attacks: Number of attacks, after pooling.
-        cluster: Number of decisions that depend on each other; None for independent ones.
-        tau: Mean and standard deviation of the correlation within one kind of decisions.
-        rho: Mean and standard deviation of the correlation between both kinds.
-        interpretation: What the numbers mean.
-    """
-
-    epsilon_mean: float
-    epsilon_interval: tuple[float, float]
-    strength_mean: float
-    strength_interval: tuple[float, float]
-    significance: float
-    delta: float
-    attacks: int
-    cluster: int | None = None
-    tau: tuple[float, float] | None = None
-    rho: tuple[float, float] | None = None
-    interpretation: str = _ESTIMATE_ONLY
 
 
 def add_mcmc_arguments(parser: Command) -> None:
@@ -531,15 +496,15 @@ def run_mcmc(options: argparse.Namespace) -> str:
             counts, members = pooled_attacks(counts, given["groups"])
             cluster = members if cluster is None else cluster
         _refuse_many(counts, options.max_attacks)
-        result = _result(counts, delta, cluster, options)
-    return as_json(asdict(result)) if options.json else _posterior_as_text(result)
+        fields = _posterior(counts, delta, cluster, options)
+    return show(fields, _posterior_in_words(fields), options)
 
 
-def read_counts(path: str | os.PathLike[str]) -> tuple[ConfusionCounts, dict[str, Any]]:
+def read_counts(name: str) -> tuple[ConfusionCounts, dict[str, Any]]:
     """Read the counts of attacks.
 
     Args:
-        path: A JSON file; see docs/estimators/mcmc-dp-est.md.
+        name: A JSON file; see docs/estimators/mcmc-dp-est.md.
 
     Returns:
         (the counts, other fields of the file: delta, cluster, groups).
@@ -547,11 +512,8 @@ def read_counts(path: str | os.PathLike[str]) -> tuple[ConfusionCounts, dict[str
     Raises:
         Refused: If the file is absent or holds anything else.
     """
-    name = os.fspath(path)
-    try:
-        given = read_json(Path(path))
-    except (OSError, ValueError) as error:
-        raise Refused(f"cannot read {name!r} as JSON ({error}); {_EXPECTED_COUNTS}.") from error
+    with refusing(ScoresError), reading(name, " as JSON", _EXPECTED_COUNTS):
+        given = read_json(Path(name))
     if not isinstance(given, dict) or not set(_COUNTS) <= set(given):
         held = shown(sorted(given)) if isinstance(given, dict) else type(given).__name__
         raise Refused(f"{name!r} holds {held}; {_EXPECTED_COUNTS}.")
@@ -574,10 +536,9 @@ def read_counts(path: str | os.PathLike[str]) -> tuple[ConfusionCounts, dict[str
     if min(lengths.values(), default=1) == 1 < max(lengths.values(), default=1):
         raise Refused(f"{name!r} holds lists of lengths {lengths}, one number an attack in each.")
     try:
-        counts = attack_counts(*(given[key] for key in _COUNTS))
+        return attack_counts(*(given[key] for key in _COUNTS)), given
     except ValueError as error:
         raise Refused(f"{name!r}: {error}") from error
-    return counts, given
 
 
 def _refuse_many(counts: ConfusionCounts, most: int) -> None:
@@ -591,9 +552,10 @@ def _refuse_many(counts: ConfusionCounts, most: int) -> None:
         )
 
 
-def _result(
+def _posterior(
     counts: ConfusionCounts, delta: float, cluster: int | None, options: argparse.Namespace
-) -> McmcResult:
+) -> dict[str, Any]:
+    """Return what the command says; ``attacks`` after pooling, ``cluster`` None if independent."""
     prior = {
         "epsilon_variance": options.epsilon_variance,
         "strength_shapes": tuple(options.strength_shapes),
@@ -604,40 +566,42 @@ def _result(
     else:
         found = correlated_attack_posterior(counts, delta, cluster, **prior)
         joint, tau, rho = found.joint, found.tau, found.rho
-    return McmcResult(
-        epsilon_mean=joint.epsilon.mean,
-        epsilon_interval=joint.epsilon.interval(options.significance),
-        strength_mean=joint.strength.mean,
-        strength_interval=joint.strength.interval(options.significance),
-        significance=options.significance,
-        delta=delta,
-        attacks=int(counts.fn.size),
-        cluster=cluster,
-        tau=tau,
-        rho=rho,
+    return {
+        "epsilon_mean": joint.epsilon.mean,
+        "epsilon_interval": joint.epsilon.interval(options.significance),
+        "strength_mean": joint.strength.mean,
+        "strength_interval": joint.strength.interval(options.significance),
+        "significance": options.significance,
+        "delta": delta,
+        "attacks": int(counts.fn.size),
+        "cluster": cluster,
+        "tau": tau,
+        "rho": rho,
+        "interpretation": _ESTIMATE_ONLY,
+    }
+
+
+def _posterior_in_words(told: Mapping[str, Any]) -> Iterator[str]:
+    level = f"{100 * (1 - told['significance']):g} %"
+    low, high = told["epsilon_interval"]
+    weak, strong = told["strength_interval"]
+    yield (
+        f"epsilon {told['epsilon_mean']:.4g}, {level} credible interval ({low:.4g}, {high:.4g}) at "
+        f"delta {told['delta']:g}"
     )
-
-
-def _posterior_as_text(result: McmcResult) -> str:
-    level = f"{100 * (1 - result.significance):g} %"
-    low, high = result.epsilon_interval
-    weak, strong = result.strength_interval
+    yield (
+        f"attack strength {told['strength_mean']:.3g}, {level} credible interval ({weak:.3g}, "
+        f"{strong:.3g})"
+    )
+    cluster = told["cluster"]
     kind = "independent decisions"
-    if result.cluster is not None:
-        kind = f"decisions correlated in clusters of {result.cluster}"
-    lines = [
-        f"epsilon {result.epsilon_mean:.4g}, {level} credible interval ({low:.4g}, {high:.4g}) at "
-        f"delta {result.delta:g}",
-        f"attack strength {result.strength_mean:.3g}, {level} credible interval ({weak:.3g}, "
-        f"{strong:.3g})",
-        f"{result.attacks} attacks, {kind}",
-    ]
-    if result.tau is not None and result.rho is not None:
-        lines.append(
-            f"tau {result.tau[0]:.3g} +- {result.tau[1]:.2g}, "
-            f"rho {result.rho[0]:.3g} +- {result.rho[1]:.2g}"
-        )
-    return "\n".join([*lines, result.interpretation])
+    if cluster is not None:
+        kind = f"decisions correlated in clusters of {cluster}"
+    yield f"{told['attacks']} attacks, {kind}"
+    if cluster is not None:
+        tau, rho = told["tau"], told["rho"]
+        yield f"tau {tau[0]:.3g} +- {tau[1]:.2g}, rho {rho[0]:.3g} +- {rho[1]:.2g}"
+    yield told["interpretation"]
 
 
 # --- `lightning-audit power`: steps and canary readings needed to refute a false claim.
@@ -688,19 +652,17 @@ def run_power(options: argparse.Namespace) -> str:
     with refusing(ValueError):
         claimed, true = _mus(options.claimed_epsilon, options.true_epsilon, options.delta)
         tests = _tests(options, claimed, true)
-    if options.json:
-        fields = {
-            "claimed_epsilon": options.claimed_epsilon,
-            "true_epsilon": options.true_epsilon,
-            "delta": options.delta,
-            "mu_claimed": claimed,
-            "mu_true": true,
-            "target": options.target,
-            "canaries": options.canaries,
-            "tests": list(map(asdict, tests)),
-        }
-        return as_json(fields)
-    return _power_as_text(options, claimed, true, tests)
+    fields = {
+        "claimed_epsilon": options.claimed_epsilon,
+        "true_epsilon": options.true_epsilon,
+        "delta": options.delta,
+        "mu_claimed": claimed,
+        "mu_true": true,
+        "target": options.target,
+        "canaries": options.canaries,
+        "tests": list(map(asdict, tests)),
+    }
+    return show(fields, _power_in_words(options, claimed, true, tests), options)
 
 
 def _mus(claimed_epsilon: float, true_epsilon: float, delta: float) -> tuple[float, float]:
@@ -756,15 +718,15 @@ def _tests(options: argparse.Namespace, claimed: float, true: float) -> list[Tes
     return found
 
 
-def _power_as_text(
+def _power_in_words(
     options: argparse.Namespace, claimed: float, true: float, tests: list[TestPower]
-) -> str:
-    lines = [
+) -> Iterator[str]:
+    yield (
         f"claim epsilon {options.claimed_epsilon:g}, truth {options.true_epsilon:g} at delta "
-        f"{options.delta:g} (mu {claimed:.5g} and {true:.5g}) for one reading of a canary",
-        f"needed for a power of {options.target:g} ({options.canaries} canaries a step):",
-        "",
-    ]
+        f"{options.delta:g} (mu {claimed:.5g} and {true:.5g}) for one reading of a canary"
+    )
+    yield f"needed for a power of {options.target:g} ({options.canaries} canaries a step):"
+    yield ""
     columns = ["test", "detects", "false alarm", "readings", "steps"]
     rows = [
         (
@@ -776,13 +738,14 @@ def _power_as_text(
         )
         for test in tests
     ]
-    lines += [
-        as_text(table(columns, rows, right=columns[2:])),
-        "",
+    yield as_text(table(columns, rows, right=columns[2:]))
+    yield ""
+    yield (
         "audit: anytime-valid, at a share of the whole audit's significance; the power is at the "
-        "last step",
+        "last step"
+    )
+    yield (
         "bound: one look, half of the readings with the canary, a threshold fixed midway; "
-        "fdp_bayes is a credible bound, not a confidence bound",
-        "for readings without a data term; gradients of the data raise the numbers",
-    ]
-    return "\n".join(lines)
+        "fdp_bayes is a credible bound, not a confidence bound"
+    )
+    yield "for readings without a data term; gradients of the data raise the numbers"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -43,35 +44,32 @@ def add_max_values(command: Command) -> None:
 
 def positive(text: str) -> float:
     """Parse a number > 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0:
+    if not (value := _number(text)) > 0:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number > 0")
     return value
 
 
 def non_negative(text: str) -> float:
     """Parse a number >= 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not value >= 0:
+    if not (value := _number(text)) >= 0:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number >= 0")
     return value
 
 
+def _number(text: str) -> float:
+    """Parse a number; NaN, which no condition is true of, if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def whole(text: str) -> int:
     """Parse a whole number of either sign that fits into 64 bits."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = _LARGEST + 1
-    if abs(value) > _LARGEST:
-        raise argparse.ArgumentTypeError(f"{shown(text)} must be a whole number, below 2^63")
-    return value
+    with contextlib.suppress(ValueError):
+        if abs(value := int(text)) <= _LARGEST:
+            return value
+    raise argparse.ArgumentTypeError(f"{shown(text)} must be a whole number, below 2^63")
 
 
 def positive_int(text: str) -> int:
@@ -225,7 +223,10 @@ def _main(arguments: Sequence[str] | None, watched: str | None) -> int:
     output: Any = IgnoreBrokenPipe(sys.stdout)
     with contextlib.redirect_stdout(output):
         try:
-            code = _run(options)
+            answer: int | str = options.run(options)
+            code = answer if isinstance(answer, int) else EXIT_CODES["PASS"]
+            if isinstance(answer, str):
+                print(answer)
         except Refused as error:
             code = refused(error)
         except MemoryError:
@@ -270,15 +271,6 @@ def _in_own_process() -> int:
         "that it uses, has ended it; the same command continues the audit"
     )
     return _NO_RESULT
-
-
-def _run(options: argparse.Namespace) -> int:
-    """Run a command; return its exit code, or print its text and return that of PASS."""
-    answer: int | str = options.run(options)
-    if isinstance(answer, int):
-        return answer
-    print(answer)
-    return EXIT_CODES["PASS"]
 
 
 class Command(argparse.ArgumentParser):

@@ -120,9 +120,9 @@ def run_plan(options: argparse.Namespace) -> int:
         raise Refused(f"{options.training} raised {type(error).__name__}: {error}") from error
     if not isinstance(given, tuple):
         raise Refused(f"{options.training} returned {type(given).__name__}; {_GIVES}")
-    kinds = ", ".join(type(one).__name__ for one in given)
     predict = _of_trainer(given) if len(given) in (2, 3) else _of_loop(given)
     if predict is None:
+        kinds = ", ".join(type(one).__name__ for one in given)
         raise Refused(f"{options.training} returned ({kinds}); {_GIVES}")
     if wanted and (own := _device_of(given)) != wanted:
         raise Refused(
@@ -510,8 +510,6 @@ def _value(text: str) -> Any:
 
 
 # --- `lightning-audit audit-training`: an audit over many trainings, as a YAML file says.
-
-#: Exit code of a command that SIGINT ends.
 
 
 class _Changes(argparse.Action):

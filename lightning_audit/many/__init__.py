@@ -39,37 +39,28 @@ if TYPE_CHECKING:
     from lightning_audit.many.worlds import lightning_training as lightning_training
     from lightning_audit.many.worlds import opacus_training as opacus_training
 
-_HOMES = {
-    "Blank": "records",
-    "ChosenRecord": "records",
-    "Challenges": "challenges",
-    "Crafted": "records",
-    "DPSGDMany": "vectorised",
-    "DaskEngine": "clusters",
-    "EngineError": "engines",
-    "FromExecutor": "engines",
-    "LocalProcesses": "engines",
-    "LogitMargin": "records",
-    "Many": "records",
-    "Mislabeled": "records",
-    "Neighbors": "worlds",
-    "Shadows": "shadows",
-    "RayEngine": "clusters",
-    "StoreError": "store",
-    "ThisProcess": "engines",
-    "TrainingAudit": "training_audit",
-    "TrainingError": "driver",
-    "challenge_audit": "challenges",
-    "challenge_points": "challenges",
-    "challenges_of": "challenges",
-    "conclude": "training_audit",
-    "folds_p_value": "challenges",
-    "lightning_training": "worlds",
-    "opacus_training": "worlds",
-    "shadow_models": "shadows",
-    "worst_case_start": "challenges",
-    "worst_of": "challenges",
+#: The names of each module.
+_NAMES = {
+    "challenges": (
+        "Challenges",
+        "challenge_audit",
+        "challenge_points",
+        "challenges_of",
+        "folds_p_value",
+        "worst_case_start",
+        "worst_of",
+    ),
+    "clusters": ("DaskEngine", "RayEngine"),
+    "driver": ("TrainingError",),
+    "engines": ("EngineError", "FromExecutor", "LocalProcesses", "ThisProcess"),
+    "records": ("Blank", "ChosenRecord", "Crafted", "LogitMargin", "Many", "Mislabeled"),
+    "shadows": ("Shadows", "shadow_models"),
+    "store": ("StoreError",),
+    "training_audit": ("TrainingAudit", "conclude"),
+    "vectorised": ("DPSGDMany",),
+    "worlds": ("Neighbors", "lightning_training", "opacus_training"),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = list(_HOMES)
 

@@ -27,7 +27,7 @@ from lightning_audit.many.looks import GrowingLook
 from lightning_audit.many.records import Canary, Crafted
 from lightning_audit.many.store import Plan, Prefix, TrainingStore, block_size
 from lightning_audit.many.training_audit import TrainingAudit, conclude
-from lightning_audit.many.verdict import Claim, Promise, before_the_first, promise_of
+from lightning_audit.many.verdict import Claim, before_the_first, promise_of
 from lightning_audit.many.worlds import Score, Work, worlds_of
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.report.text import print_report
@@ -129,32 +129,24 @@ def audit_training(
     with contextlib.closing(store_of(store, plan, work, seed, identity, parts, asked)) as kept:
         looks = GrowingLook(promise.least_error, -math.log(level))
         kept.say(promise.words, looks)
-        _announce(kept, promise, level, say)
+        say(f"privacy audit: {before_the_first(promise, kept.plan.trainings, level)}")
+        with contextlib.suppress(OSError):  # a killed audit has no report
+            (kept.folder / REPORT_NAME).unlink()
 
         def refuted(prefix: Prefix) -> bool:
             seen = stop == "refuted" and len(prefix.failed)
-            return bool(seen) and looks.at(prefix.scores, prefix.coins, prefix.failed).refuted
+            return bool(seen) and looks.at(*prefix).refuted
 
         tell = progress(display is True)
         Driver(work, runner, kept, refuted, on_failure, limit, tell).run()
         prefix = kept.prefix()
-        given = prefix.scores, prefix.coins, prefix.failed
-        audit = conclude(*given, promise, planned=kept.planned, significance=level)
+        audit = conclude(*prefix, promise, planned=kept.planned, significance=level)
         seconds = sum(row.seconds or 0.0 for row in kept.rows())
         report = audit.to_report(settings, notes=_notes(prefix), seconds=seconds)
         path = _saved(report, kept.folder / REPORT_NAME, say)
     if display:
         print_report(report, path)
     return audit
-
-
-def _announce(
-    store: TrainingStore, promise: Promise, significance: float, say: Callable[[str], None]
-) -> None:
-    """Print what is claimed, and remove the report of fewer trainings."""
-    say(f"privacy audit: {before_the_first(promise, store.plan.trainings, significance)}")
-    with contextlib.suppress(OSError):  # a killed audit has no report
-        (store.folder / REPORT_NAME).unlink()
 
 
 def _saved(report: AuditReport, path: Path, say: Callable[[str], None]) -> Path | None:

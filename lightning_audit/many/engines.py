@@ -51,9 +51,11 @@ class Engine(Protocol):
 
     def cancel(self, future: Future[list[Outcome]]) -> None:
         """End a block that takes too long; its process too, if the engine can."""
+        future.cancel()
 
     def close(self) -> None:
-        """End everything that the engine started."""
+        """End everything that the engine started; nothing by default."""
+        return
 
 
 class EngineSettings(Protocol):
@@ -209,11 +211,11 @@ class LocalProcesses:
         return _Processes(packed(work), count, self.imports)
 
 
-class _Processes:
+class _Processes(Engine):
     """A pool of pebble, whose processes have the training from their start.
 
-    A process writes each outcome of a block to a file at once, so that those are known that had
-    ended when it was lost.
+    To cancel a block ends its process. A process writes each outcome of a block to a file at once,
+    so that those are known that had ended when it was lost.
     """
 
     def __init__(self, work: bytes, workers: int, imports: tuple[str, ...]) -> None:
@@ -244,9 +246,6 @@ class _Processes:
             while True:
                 found.append(pickle.load(file))
         return found
-
-    def cancel(self, future: Future[list[Outcome]]) -> None:
-        future.cancel()  # pebble ends the process
 
     def close(self) -> None:
         self._pool.stop()
@@ -318,16 +317,14 @@ def cores() -> int:
 @contextlib.contextmanager
 def environment(changes: dict[str, str]) -> Iterator[None]:
     """Set environment variables for processes that start meanwhile."""
-    before = {name: os.environ.get(name) for name in changes}
+    before = {name: os.environ[name] for name in changes if name in os.environ}
     os.environ.update(changes)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in changes:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 # --- This process itself, and executors that the user brings.
@@ -373,7 +370,7 @@ class FromExecutor:
         return _Submitted(self.executor, packed(work), _validate.positive_int("workers", count))
 
 
-class _Here:
+class _Here(Engine):
     workers = 1
 
     def __init__(self, work: Work) -> None:
@@ -392,12 +389,6 @@ class _Here:
 
     def ended(self, future: Future[list[Outcome]]) -> list[Outcome]:
         return []  # no block of this process is lost without it
-
-    def cancel(self, future: Future[list[Outcome]]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 @contextlib.contextmanager
@@ -420,16 +411,10 @@ def _interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-class _Submitted:
+class _Submitted(Engine):
     def __init__(self, executor: Any, work: bytes, workers: int) -> None:
         self._executor, self._work, self.workers = executor, work, workers
 
     def submit(self, block: Block) -> Future[list[Outcome]]:
         future: Future[list[Outcome]] = self._executor.submit(run_packed, self._work, block)
         return future
-
-    def cancel(self, future: Future[list[Outcome]]) -> None:
-        future.cancel()
-
-    def close(self) -> None:
-        pass

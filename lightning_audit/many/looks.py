@@ -164,14 +164,8 @@ class GrowingLook:
 
     def at(self, scores: ArrayLike, coins: ArrayLike, failed: ArrayLike) -> Look:
         """Return the look at a prefix that begins with the last one; see `guess_coins`."""
-        seen = slice(0 if self._table is None else self._table.trainings, None)
-        return self.after(
-            np.asarray(scores)[seen], np.asarray(coins)[seen], np.asarray(failed)[seen]
-        )
-
-    def after(self, scores: ArrayLike, coins: ArrayLike, failed: ArrayLike) -> Look:
-        """Return the look at a prefix of the last one and these trainings."""
-        new = _checked(scores, coins, failed)
+        seen = 0 if self._table is None else self._table.trainings
+        new = _checked(*(np.asarray(part)[seen:] for part in (scores, coins, failed)))
         table = self._table = self._table or _Table(new[0].shape[1])
         for row, flips, gone in zip(*(part.tolist() for part in new), strict=True):
             table.add(row, flips, gone=gone)

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,8 +162,7 @@ class Outcome:
     fatal: bool = False
 
 
-@dataclass(frozen=True)
-class Prefix:
+class Prefix(NamedTuple):
     """The trainings before the first one that has not ended, in the order of the plan.
 
     Args:
@@ -177,53 +176,7 @@ class Prefix:
     failed: NDArray[np.bool_]
 
 
-class Ended:
-    """Trainings that have ended, and the prefix of the plan in which none is missing.
-
-    Args:
-        plan: of the prefix; trainings after its end may have ended, too.
-    """
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self._rows: dict[int, Outcome] = {}
-        shape = plan.trainings, plan.canaries
-        self._scores, self._coins = np.zeros(shape), np.zeros(shape, dtype=np.bool_)
-        self._failed = np.zeros(plan.trainings, dtype=np.bool_)
-        #: Number of trainings of the prefix.
-        self.ready = 0
-
-    @property
-    def finished(self) -> int:
-        """Number of trainings that have ended."""
-        return len(self._rows)
-
-    def has(self, number: int) -> bool:
-        """Return whether the training of this number has ended."""
-        return number in self._rows
-
-    def rows(self) -> list[Outcome]:
-        """Return what all trainings gave, in the order of the plan."""
-        return [self._rows[number] for number in sorted(self._rows)]
-
-    def prefix(self) -> Prefix:
-        """Return what has ended before the first training of the plan that has not."""
-        each = 0 if self.plan.canaries == 1 else slice(None)
-        ended = slice(self.ready)
-        return Prefix(self._scores[ended, each], self._coins[ended, each], self._failed[ended])
-
-    def remember(self, outcomes: Iterable[Outcome]) -> None:
-        """Append trainings that have ended."""
-        self._rows.update({one.number: one for one in outcomes})
-        while self.ready < self.plan.trainings and self.has(self.ready):
-            number, scores = self.ready, self._rows[self.ready].scores
-            self._coins[number] = self.plan.training(number).coins
-            self._failed[number] = scores is None
-            self._scores[number] = math.nan if scores is None else scores
-            self.ready += 1
-
-
-class TrainingStore(Ended):
+class TrainingStore:
     """The trainings of one audit that have ended, open for one driver.
 
     Args:
@@ -245,8 +198,13 @@ class TrainingStore(Ended):
     def __init__(
         self, folder: str | os.PathLike[str], plan: Plan, identity: Mapping[str, str]
     ) -> None:
-        super().__init__(plan)
-        self.folder = Path(folder)
+        self.plan, self.folder = plan, Path(folder)
+        self._rows: dict[int, Outcome] = {}
+        shape = plan.trainings, plan.canaries
+        self._scores, self._coins = np.zeros(shape), np.zeros(shape, dtype=np.bool_)
+        self._failed = np.zeros(plan.trainings, dtype=np.bool_)
+        #: Number of trainings before the first one of the plan that has not ended.
+        self.ready = 0
         self.losses: Counter[int] = Counter()
         self._claim: tuple[str, GrowingLook] | None = None
         self._opened, self._told = time.time(), -math.inf
@@ -305,17 +263,43 @@ class TrainingStore(Ended):
         self.planned, self.plan = kept.plan.trainings, replace(kept.plan, trainings=plan.trainings)
         with _reading(self.folder):
             self.losses = kept.losses()
-            self.remember(kept.outcomes())
+            self._remember(kept.outcomes())
             self._last_error = kept.last_error()
         self._tell(now=True)
 
-    def remember(self, outcomes: Iterable[Outcome]) -> None:
+    @property
+    def finished(self) -> int:
+        """Number of trainings that have ended."""
+        return len(self._rows)
+
+    def has(self, number: int) -> bool:
+        """Return whether the training of this number has ended."""
+        return number in self._rows
+
+    def rows(self) -> list[Outcome]:
+        """Return what all trainings gave, in the order of the plan."""
+        return [self._rows[number] for number in sorted(self._rows)]
+
+    def prefix(self) -> Prefix:
+        """Return what has ended before the first training of the plan that has not."""
+        each = 0 if self.plan.canaries == 1 else slice(None)
+        ended = slice(self.ready)
+        return Prefix(self._scores[ended, each], self._coins[ended, each], self._failed[ended])
+
+    def _remember(self, outcomes: Iterable[Outcome]) -> None:
         """Append trainings that have ended, and count them."""
-        new = list(outcomes)
-        super().remember(new)
-        self._done += sum(one.scores is not None for one in new)
-        self._again += sum(one.number in self.losses for one in new)
-        self._seconds.extend(one.seconds for one in new if one.seconds is not None)
+        for one in outcomes:
+            self._rows[one.number] = one
+            self._done += one.scores is not None
+            self._again += one.number in self.losses
+            if one.seconds is not None:
+                self._seconds.append(one.seconds)
+        while self.ready < self.plan.trainings and self.has(self.ready):
+            number, scores = self.ready, self._rows[self.ready].scores
+            self._coins[number] = self.plan.training(number).coins
+            self._failed[number] = scores is None
+            self._scores[number] = math.nan if scores is None else scores
+            self.ready += 1
 
     def say(self, claim: str, looks: GrowingLook) -> None:
         """State what is claimed, and looks of that claim, which `lightning-audit status` prints."""
@@ -335,7 +319,7 @@ class TrainingStore(Ended):
         with self._writing(), self._transaction():
             self._db.executemany("insert into training values (?,?,?,?,?,?)", rows)
             self._facts({"count": [self.finished + len(new), self.losses.total()]})
-        self.remember(new.values())
+        self._remember(new.values())
         self._ended += len(new)
         self._tell(error=next((one.error for one in reversed(new.values()) if one.error), ""))
 
@@ -387,8 +371,7 @@ class TrainingStore(Ended):
         if self._claim is None or not self.ready:
             return None
         claim, looks = self._claim
-        prefix = self.prefix()
-        seen = looks.at(prefix.scores, prefix.coins, prefix.failed)
+        seen = looks.at(*self.prefix())
         return Evidence(
             claim=claim,
             errors=seen.errors,

@@ -38,9 +38,9 @@ from lightning_audit.many.verdict import (
 from lightning_audit.results.audit_report import (
     AuditReport,
     EpsilonBound,
+    HasVerdict,
     TrainingsSeen,
     Verdict,
-    describe,
 )
 from lightning_audit.stats._arguments import ConfusionCounts, significance_level
 from lightning_audit.stats.attack_strength import attack_strength_posterior
@@ -115,9 +115,7 @@ def posteriors_of(counts: ConfusionCounts, delta: float, level: float = 0.9) -> 
     of_strength = strength = None
     if int(counts.n_in) and int(counts.n_out):
         joint = attack_strength_posterior(counts, delta)
-        ends = (0.5 * outside, 1.0 - 0.5 * outside)
-        of_strength = joint.epsilon.quantile(ends[0]), joint.epsilon.quantile(ends[1])
-        strength = joint.strength.quantile(ends[0]), joint.strength.quantile(ends[1])
+        of_strength, strength = joint.epsilon.interval(outside), joint.strength.interval(outside)
     return Posteriors(
         level=level,
         epsilon=(float(low), float(high)),
@@ -184,11 +182,11 @@ class PooledRun:
             significance: Probability in (0, 1) with which each bound may fail.
         """
         delta = promise.delta
-        found = {"coins_one_run": (self.epsilon_lower(delta, significance), "any mechanism")}
+        found = {"coins_one_run": (self.epsilon_lower(delta, significance), _ANY)}
         if promise.is_gaussian:
             mu = self.mu_lower(significance)
             epsilon = float(gaussian_epsilon(mu, delta)) if mu > 0 else 0.0
-            found["coins_one_run_mu"] = epsilon, "Gaussian outputs"
+            found["coins_one_run_mu"] = epsilon, _GAUSSIAN
         coins = "a fair coin of each canary's own, independent of all else"
         return [
             _bound(
@@ -203,6 +201,8 @@ class PooledRun:
         ]
 
 
+#: What bounds assume of the mechanism.
+_ANY, _GAUSSIAN = "any mechanism", "Gaussian outputs"
 #: A bound of guesses, from its other fields.
 _bound = functools.partial(
     EpsilonBound, mu_lower=None, interpretation="confidence", threshold="fixed"
@@ -214,15 +214,12 @@ _bound = functools.partial(
 _LIBRARIES = ("lightning-audit", "torch", "opacus", "numpy", "scipy")
 _COINS = "a fair coin of each training's own, independent of all else"
 _ORDER = "looks read the trainings in the order of the plan; a failed one is a wrong guess"
-_FORMS = {
-    "mechanism": "Gaussian noise and Poisson batches; leakage over claim is constant",
-    "tradeoff": "Gaussian outputs",
-    "epsilon": "any mechanism",
-}
+#: What bounds assume in the form of a claimed mechanism.
+_LEAKAGE = "Gaussian noise and Poisson batches; leakage over claim is constant"
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingAudit:
+class TrainingAudit(HasVerdict):
     """Result of an audit of many trainings.
 
     Args:
@@ -247,11 +244,6 @@ class TrainingAudit:
     bound_significance: float
     history: tuple[tuple[float, float | None, int], ...] = ()
     claimed_epsilon: float | None = None
-
-    @property
-    def passed(self) -> bool:
-        """Whether the verdict is PASS."""
-        return self.verdict.outcome == "PASS"
 
     @property
     def epsilon_lower(self) -> float:
@@ -292,9 +284,6 @@ class TrainingAudit:
     def outlook(self) -> str:
         """What a longer run would show, in a sentence; empty after a violation."""
         return outlook(self.seen)
-
-    def __str__(self) -> str:
-        return describe(self.verdict)
 
     def posteriors(self, level: float = 0.9) -> Posteriors:
         """Return Bayesian estimates of epsilon, of the attack's strength and of mu.
@@ -457,26 +446,24 @@ def _bounds(
     promise: Promise, anytime: Proved, end: Proved | None, significance: float
 ) -> Sequence[EpsilonBound]:
     """Return the bounds in the form of the claim, then those for any mechanism if they differ."""
-    form = "tradeoff" if promise.gaussian else promise.form
-    in_form = _FORMS["epsilon" if form == "tradeoff" and not promise.gaussian else form]
-    rows = [(OF_GUESSES[0], in_form, "epsilon")]
-    of_scores = {OF_GUESSES[0]: OF_SCORES} if promise.is_gaussian else {}
-    if in_form != _FORMS["epsilon"]:
-        rows.append((OF_GUESSES[1], _FORMS["epsilon"], "epsilon_any"))
-    at: tuple[tuple[Literal["single", "anytime"], Proved | None], ...]
-    at = ("anytime", anytime), ("single", end)
+    in_form = _LEAKAGE if promise.form == "mechanism" else _GAUSSIAN if promise.gaussian else _ANY
+    first = OF_SCORES if promise.is_gaussian else OF_GUESSES[0]
+    rows: list[tuple[Literal["anytime", "single"], str, str, float]]
+    rows = [("anytime", first, in_form, anytime.epsilon)]
+    rows += [("single", OF_GUESSES[0], in_form, end.epsilon)] if end else []
+    if in_form != _ANY:
+        rows.append(("anytime", OF_GUESSES[1], _ANY, anytime.epsilon_any))
+        rows += [("single", OF_GUESSES[1], _ANY, end.epsilon_any)] if end else []
     return [
         _bound(
-            name=of_scores.get(name, name) if looks == "anytime" else name,
-            epsilon_lower=getattr(p, which),
+            name=name,
+            epsilon_lower=epsilon,
             delta=promise.delta,
             significance=significance,
             looks=looks,
-            assumptions=(_COINS, _ORDER, text),
+            assumptions=(_COINS, _ORDER, assumed),
         )
-        for name, text, which in rows
-        for looks, p in at
-        if p is not None
+        for looks, name, assumed, epsilon in rows
     ]
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import os
 import re
-import sys
 import weakref
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -146,19 +144,11 @@ def holds_training(directory: str) -> bool:
 
 # --- Locks a report directory for one training at a time; the lock ends with the process.
 
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
-
 #: File locked by the training that owns the directory; it remains afterwards, without meaning.
 LOCK_NAME = ".lock"
 #: On a file system without locks: file created by the training that owns the directory, and removed
 #: at its end. A training that is killed leaves it.
 MARK_NAME = ".taken"
-
-#: Error codes for a lock that another process holds.
-_HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 
 
 class DirectoryLock:
@@ -237,11 +227,13 @@ def lock_of(directory: Path) -> DirectoryLock | None:
     Raises:
         OSError: nothing can be created or opened there.
     """
+    from filelock import lock_descriptor  # a gate locks nothing
+
     path = directory / LOCK_NAME
     while True:
         descriptor = _opened(path)
         try:
-            if not _locked(descriptor):
+            if not lock_descriptor(descriptor, blocking=False):
                 os.close(descriptor)
                 return None
             lock = DirectoryLock(directory, path, descriptor, by_lock=True)
@@ -273,24 +265,6 @@ def _opened(path: Path, more: int = 0) -> int:
     # Do not follow a link, and do not block on a pipe or device of this name.
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     return os.open(path, os.O_RDWR | os.O_CREAT | flags | more, 0o666)
-
-
-def _locked(descriptor: int) -> bool:
-    """Lock a file; return False if another process has locked it.
-
-    Raises:
-        OSError: the file system has no locks.
-    """
-    try:
-        if sys.platform == "win32":
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _HELD_BY_ANOTHER:
-            return False
-        raise
-    return True
 
 
 def _let_go(descriptor: int, mark: Path | None) -> None:

@@ -7,7 +7,7 @@ import csv
 import itertools
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -48,10 +48,34 @@ _IN_PAIRS = "label"
 #: Error text for a score that is not finite.
 NO_SCORE = "which is no score; find out why the attack gave none there"
 _TABLES = (".csv", ".txt", ".npy")
+_COLUMNS = (
+    "its columns must be numbers, the scores and who was in (1 or True with the canary, 0 or False "
+    "without)"
+)
 
 
 class ScoresError(ValueError):
     """Scores cannot be read; the message says why and what to do."""
+
+
+@contextlib.contextmanager
+def reading(file: str, kind: str, expected: str) -> Iterator[None]:
+    """Say in one sentence why a file cannot be read, and what it must hold.
+
+    Args:
+        file: name of the file.
+        kind: what it is read as, such as " as .npz"; empty if that is not known.
+        expected: what it must hold.
+
+    Raises:
+        ScoresError: the block raised an OSError, a ValueError or an error of csv.
+    """
+    try:
+        yield
+    except ScoresError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
+        raise ScoresError(f"cannot read {file!r}{kind} ({error}); {expected}.") from error
 
 
 class Column(NamedTuple):
@@ -122,17 +146,9 @@ def read_columns(
         ScoresError: the file is absent, lacks a column, or holds a wrong value, whose line it says.
     """
     file, is_npy = os.fspath(path), Path(path).suffix.lower() == ".npy"
-    try:
-        read = _npy_columns if is_npy else _csv_columns
+    read = _npy_columns if is_npy else _csv_columns
+    with reading(file, " as .npy" if is_npy else " as .csv", _COLUMNS):
         values, names = read(file, max_values, columns)
-    except ScoresError:
-        raise
-    except (OSError, ValueError, csv.Error) as error:
-        kind = ".npy" if is_npy else ".csv"
-        raise ScoresError(
-            f"cannot read {file!r} as {kind} ({error}); its columns must be numbers, the scores "
-            "and who was in (1 or True with the canary, 0 or False without)."
-        ) from error
     for column, held in zip(columns, values, strict=True):
         where = repr(file)
         if not is_npy and column.wrong(held).any():
@@ -157,8 +173,7 @@ def _csv_columns(
     file: str, max_values: int, columns: Sequence[Column]
 ) -> tuple[list[FloatArray], list[str]]:
     with text_lines(file, max_values) as lines:
-        first = [field.strip() for field in next(csv.reader(lines), [])]
-        names = None if _are_numbers(first) else first
+        first, names = _named(next(csv.reader(lines), []))
         used = _used(file, columns, names, len(first))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "loadtxt: input contained no data")
@@ -189,10 +204,13 @@ def _used(
     return [column.found(file, names, width) for column in columns]
 
 
-def _are_numbers(fields: Sequence[str]) -> bool:
+def _named(fields: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Return the fields of a table's first line, and the names in it; None if it has numbers."""
+    first = [field.strip() for field in fields]
     with contextlib.suppress(ValueError):
-        return bool([_member(field) for field in fields])
-    return False
+        if [_member(field) for field in first]:
+            return first, None
+    return first, first
 
 
 def _member(text: str) -> float:
@@ -205,14 +223,9 @@ def _line_of(file: str, max_values: int, column: Column) -> int | None:
     """Return the number of the first line with a wrong value in a column; None if not found."""
     with text_lines(file, max_values) as text, contextlib.suppress(csv.Error):
         lines = csv.reader(text)
-        at, names = None, None
-        for fields in lines:
-            if at is None:
-                first = [field.strip() for field in fields]
-                names = None if _are_numbers(first) else first
-                at = column.found(file, names, len(first))
-                if names:
-                    continue
+        first, names = _named(next(lines, []))
+        at = column.found(file, names, len(first))
+        for fields in itertools.chain([] if names else [first], lines):
             if len(fields) <= at or fields[0].lstrip().startswith("#"):
                 continue
             with contextlib.suppress(ValueError):
@@ -234,44 +247,28 @@ _EXPECTED = (
 )
 
 
-class FoundScores(NamedTuple):
-    """Contents of an archive, by the names of `CanaryScores`."""
-
-    in_scores: NDArray[Any]
-    out_scores: NDArray[Any]
-    coin_probability: float | None = None
-    dropped: int = 0
-    steps: int | None = None
-    source: str = ""
-
-
-def read_score_npz(path: str | os.PathLike[str], max_values: int) -> FoundScores:
+def read_score_npz(path: str | os.PathLike[str], max_values: int) -> CanaryScores:
     """Read scores of two groups, scores and memberships, or an audit's observations; no more.
 
     Raises:
         ScoresError: the file is absent, is no .npz, contains neither, or is inconsistent.
     """
     name = os.fspath(path)
-    try:
-        with open_npz(path, max_values) as archive:
-            held = set(archive.names)
-            if held.issuperset(_SCORES):
-                inside, outside = (archive.numbers(key, "biuf", 1) for key in _SCORES)
-                return FoundScores(inside, outside, source=_told(name, *_SCORES))
-            if held.issuperset(_PAIRS):
-                values, members = (archive.numbers(key, "biuf", 1) for key in _PAIRS)
-                return _by_member(values, members, _told(name, *_PAIRS))
-            if held.issuperset(_OBSERVATIONS):
-                told = f"read {name!r}: readings of an audit's canaries, by their coins"
-                return _observations(archive)._replace(source=told)
-    except ScoresError:
-        raise
-    except (OSError, ValueError) as error:
-        raise ScoresError(f"cannot read {name!r} as .npz ({error}); {_EXPECTED}.") from error
-    raise ScoresError(f"{name!r} holds {_validate.shown(sorted(held - {'header'}))}; {_EXPECTED}.")
+    with reading(name, " as .npz", _EXPECTED), open_npz(path, max_values) as archive:
+        held = set(archive.names)
+        if held.issuperset(_SCORES):
+            inside, outside = (archive.numbers(key, "biuf", 1) for key in _SCORES)
+            return CanaryScores(inside, outside, source=_told(name, *_SCORES))
+        if held.issuperset(_PAIRS):
+            values, members = (archive.numbers(key, "biuf", 1) for key in _PAIRS)
+            return _by_member(values, members, _told(name, *_PAIRS))
+        if held.issuperset(_OBSERVATIONS):
+            told = f"read {name!r}: readings of an audit's canaries, by their coins"
+            return _observations(archive, told)
+    raise ScoresError(f"{name!r} holds {shown(sorted(held - {'header'}))}; {_EXPECTED}.")
 
 
-def read_score_json(path: str | os.PathLike[str]) -> FoundScores | None:
+def read_score_json(path: str | os.PathLike[str]) -> CanaryScores | None:
     """Read LeakPro's signal_values and true_labels; None if the file is absent or another one.
 
     Raises:
@@ -293,16 +290,16 @@ def _told(file: str, *read: str) -> str:
     return f"read {file!r}: {read[0]} and {read[1]}{meaning}"
 
 
-def _by_member(values: NDArray[Any], members: NDArray[Any], source: str) -> FoundScores:
+def _by_member(values: NDArray[Any], members: NDArray[Any], source: str) -> CanaryScores:
     if len(values) != len(members):
         raise ScoresError(
             f"{source}: {len(values)} scores and {len(members)} memberships; there must be as many."
         )
     Column("member").refuse(members, source)
-    return FoundScores(values[members == 1], values[members == 0], source=source)
+    return CanaryScores(values[members == 1], values[members == 0], source=source)
 
 
-def _observations(archive: Archive) -> FoundScores:
+def _observations(archive: Archive, source: str) -> CanaryScores:
     canaries = archive.numbers("canaries", "biuf", 1)
     coins = archive.numbers("coins", "biuf", 2)
     readings = archive.numbers("readings", "iuf", 2)
@@ -318,12 +315,14 @@ def _observations(archive: Archive) -> FoundScores:
     counted = np.isin(canaries, ENTERED)
     was_in, seen = coins[counted] > 0, readings[counted]
     finite = np.isfinite(seen)
-    return FoundScores(
+    return CanaryScores(
         seen[finite & was_in],
         seen[finite & ~was_in],
+        Fixed(0.5, given=False),
         _coin_probability(archive),
         dropped=int(np.sum(~finite)),
         steps=int(np.sum(counted)),
+        source=source,
     )
 
 
@@ -332,7 +331,7 @@ def _coin_probability(archive: Archive) -> float | None:
         return None
     header = read_json(archive.text("header"))
     if not isinstance(header, dict):
-        raise ValueError(f"header={_validate.shown(header)} must be a JSON object")
+        raise ValueError(f"header={shown(header)} must be a JSON object")
     return _validate.open_unit("coin_probability", header.get("coin_probability"))
 
 
@@ -395,9 +394,7 @@ class CanaryScores:
         Raises:
             ScoresError: The file is absent, is no .npz, contains none of them, or is too large.
         """
-        found = read_score_npz(path, max_values)
-        threshold = Split() if found.steps is None else Fixed(0.5, given=False)
-        return cls(**found._asdict(), threshold=threshold)
+        return read_score_npz(path, max_values)
 
     @classmethod
     def from_table(
@@ -451,7 +448,7 @@ class CanaryScores:
             (was_in,), (row,) = read_columns(members, max_values, held)
             source = f"{name} as scores; {os.fspath(members)!r}: {row}"
         told = f"read {file!r}: {source} as who was in (1: in)"
-        return cls(**_by_member(values, was_in, told)._asdict())
+        return _by_member(values, was_in, told)
 
     @classmethod
     def from_report(
@@ -516,9 +513,7 @@ class CanaryScores:
         match suffix:
             case ".json":
                 found = read_score_json(path)
-                if found is None:
-                    return cls.from_report(path, max_values=max_values)
-                return cls(**found._asdict())
+                return found or cls.from_report(path, max_values=max_values)
             case ".bin":
                 raise ScoresError(
                     f"{os.fspath(path)!r} is a record to which a training may still write; use "

@@ -398,10 +398,6 @@ class ObservationStore:
         """Path of the record."""
         return self.directory / record_name(self.number)
 
-    @property
-    def _archive_path(self) -> Path:
-        return self.directory / archive_name(self.number)
-
     @classmethod
     def resume(
         cls,
@@ -423,9 +419,9 @@ class ObservationStore:
         store.directory = Path(directory)
         path = store.directory / record_name(number)
         try:
-            found, whole = _read_header(path)
+            found, wrote, whole = _read_header(path)
             length = len(read_observations(path)[1])
-            if found.header != header or found.run != run or length < entries or path.is_symlink():
+            if (found, wrote) != (header, run) or length < entries or path.is_symlink():
                 return None
             store._file = file = open(path, "r+b")  # noqa: SIM115  # kept
         except (OSError, ValueError):
@@ -458,14 +454,15 @@ class ObservationStore:
             return
         self.flush()
         if archive:
-            self._try(self._archive, f"{self._archive_path} could not be written")
+            path = self.directory / archive_name(self.number)
+            self._try(lambda: self._archive(path), f"{path} could not be written")
         with contextlib.suppress(OSError):
             self._file.close()
 
-    def _archive(self) -> None:
+    def _archive(self, path: Path) -> None:
         _, entries = read_observations(self.path)
         columns: dict[str, Any] = {key: entries[key] for key in entries.dtype.names or ()}
-        with replacing(self._archive_path) as file:
+        with replacing(path) as file:
             np.savez(file, header=json.dumps(dataclasses.asdict(self.header)), **columns)
 
     def _see_whether_it_is_there(self) -> None:
@@ -505,8 +502,7 @@ def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArr
         OSError: the file is absent or may not be read.
         ValueError: the file is no record, or was written by a newer version.
     """
-    found, start = _read_header(path)
-    header = found.header
+    header, _, start = _read_header(path)
     # A killed process may have left an incomplete entry.
     whole = (os.path.getsize(path) - start) // header.dtype.itemsize
     if not whole:
@@ -518,19 +514,13 @@ def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArr
 def run_of(path: str | os.PathLike[str]) -> str | None:
     """Return the name of the run that wrote a record; None if there is no record."""
     try:
-        return _read_header(path)[0].run
+        return _read_header(path)[1]
     except (OSError, ValueError):
         return None
 
 
-@dataclass(frozen=True)
-class _FirstLine:
-    header: RecordHeader
-    run: str
-
-
-def _read_header(path: str | os.PathLike[str]) -> tuple[_FirstLine, int]:
-    """Return the first line of a record, and the offset of the entries."""
+def _read_header(path: str | os.PathLike[str]) -> tuple[RecordHeader, str, int]:
+    """Return the header of a record, the name of its run, and the offset of the entries."""
     try:
         with open_regular(path) as file:
             line = file.readline(_LONGEST_HEADER)
@@ -545,7 +535,6 @@ def _read_header(path: str | os.PathLike[str]) -> tuple[_FirstLine, int]:
             header = as_type(RecordHeader, fields)
             if not 0 <= header.lags <= _MOST_LAGS:
                 raise ValueError(f"lags={header.lags} must be in [0, {_MOST_LAGS}]")
-            found = _FirstLine(header, run)
     except ValueError as error:
         raise ValueError(
             f"path={os.fspath(path)!r} is no record of lightning-audit ({error}); pass the "
@@ -556,7 +545,7 @@ def _read_header(path: str | os.PathLike[str]) -> tuple[_FirstLine, int]:
             f"path={os.fspath(path)!r} has version {version}, this lightning-audit reads up to "
             f"{_VERSION}; upgrade lightning-audit to read it."
         )
-    return found, len(line)
+    return header, run, len(line)
 
 
 # --- Converts this package's objects to plain data and back, for checkpoints.

@@ -196,6 +196,20 @@ def describe(verdict: Verdict) -> str:
     return "\n".join(visible(line) for line in lines)
 
 
+class HasVerdict:
+    """A result of an audit that has a verdict, as text and as a bool."""
+
+    verdict: Verdict
+
+    @property
+    def passed(self) -> bool:
+        """Whether the verdict is PASS."""
+        return self.verdict.outcome == "PASS"
+
+    def __str__(self) -> str:
+        return describe(self.verdict)
+
+
 def _details(root: LikelyFault, advice: str) -> list[str]:
     """What is known of the root, each in a line if there is anything to say."""
     known = {k: v for k, v in root.evidence.items() if v not in ("", None)}

@@ -9,7 +9,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +28,7 @@ from lightning_audit.stats.counts import (
     mu_pooled_clopper_pearson,
 )
 from lightning_audit.stats.gaussian import mu_noncentral_t_from_scores
+from lightning_audit.stats.one_run import OneRunBound, OneRunScores
 from lightning_audit.stats.posteriors import Posterior
 from lightning_audit.stats.thresholds import (
     Label,
@@ -52,7 +53,7 @@ _PRIOR = "error rates independent a priori, each Beta(1/2, 1/2)"
 
 @dataclass(frozen=True)
 class BoundMethod:
-    """A bound of the literature.
+    """A bound of the literature, from what one of three functions takes.
 
     Args:
         name: Name in logs and arguments.
@@ -60,11 +61,14 @@ class BoundMethod:
         assumptions: What it assumes.
         reference: Its source.
         from_counts: Function of (counts, delta, significance) that returns lower bounds of the
-            shape of the counts; None for a bound from the scores themselves.
+            shape of the counts; None for a bound from something else.
         from_rates: Function of (upper type II rates, upper type I rates, delta) that returns lower
             bounds; None if upper limits of the rates are not enough.
+        from_scores: Function of (scores in, scores out, delta, significance); None likewise.
+        from_guesses: Function of (scores of one run, delta, significance); None likewise.
         interpretation: "confidence" (frequentist) or "credible" (Bayesian).
         monotone: Whether fewer errors of either kind never lower the bound.
+        valid: Whether it has its significance under its assumptions.
     """
 
     name: str
@@ -73,8 +77,26 @@ class BoundMethod:
     reference: str
     from_counts: Callable[[ConfusionCounts, float, float], Any] | None = None
     from_rates: Callable[[Floats, Floats, float], Any] | None = None
+    from_scores: Callable[[ArrayLike, ArrayLike, float, float], float] | None = None
+    from_guesses: Callable[[OneRunScores, float, float], OneRunBound] | None = None
     interpretation: Literal["confidence", "credible"] = "confidence"
     monotone: bool = True
+    valid: bool = True
+
+    def bound(self, value: float, delta: float, significance: float, **how: Any) -> NamedBound:
+        """Return a value of this method as a bound on epsilon; ``how`` are further fields of it."""
+        of_mu = self.quantity == "mu"
+        bound = NamedBound(
+            method=self.name,
+            epsilon_lower=float(gaussian_epsilon(value, delta)) if of_mu else value,
+            mu_lower=value if of_mu else None,
+            delta=delta,
+            significance=significance,
+            interpretation=self.interpretation,
+            valid=self.valid,
+            assumptions=self.assumptions,
+        )
+        return replace(bound, **how)
 
 
 @dataclass(frozen=True)
@@ -105,11 +127,11 @@ class NamedBound:
     delta: float
     significance: float
     interpretation: Literal["confidence", "credible"]
-    threshold: Label | None
-    threshold_value: float | None
-    rule: str | None
-    valid: bool
-    assumptions: tuple[str, ...]
+    threshold: Label | None = None
+    threshold_value: float | None = None
+    rule: str | None = None
+    valid: bool = True
+    assumptions: tuple[str, ...] = ()
     guesses: int | None = None
     correct: int | None = None
 
@@ -158,6 +180,9 @@ METHODS: Mapping[str, BoundMethod] = {
             "mu",
             (_INDEPENDENT, _GAUSSIAN, MU_TO_EPSILON),
             "exact limit of the noncentral t distribution",
+            from_scores=lambda inside, outside, delta, significance: mu_noncentral_t_from_scores(
+                inside, outside, significance
+            ),
         ),
         BoundMethod(
             "eps_cp",
@@ -235,41 +260,36 @@ def named_bound(
     chosen = METHODS[_validate.one_of("method", method, METHODS)]
     level = _validate.open_unit("significance", significance, "e.g. 0.05")
     at = 0.0 if method == "katz" else _validate.open_unit("delta", delta, _DELTA_ADVICE)
-    of_counts, choice, found = chosen.from_counts, threshold, None
-    if of_counts is not None:
-        choice = choice if choice is not None else Split()
-        found = _at_threshold(chosen, of_counts, (scores_in, scores_out), at, level, choice)
-    elif choice is not None:
-        raise ValueError(
-            f"threshold={threshold!r} is not for method={method!r}, which reads the scores "
-            "themselves; leave it out, or take a method that counts errors, such as fdp_cp."
-        )
-    value = found.value if found else mu_noncentral_t_from_scores(scores_in, scores_out, level)
-    mu = value if chosen.quantity == "mu" else None
-    return NamedBound(
-        method=method,
-        epsilon_lower=value if mu is None else float(gaussian_epsilon(mu, at)),
-        mu_lower=mu,
-        delta=at,
-        significance=level,
-        interpretation=chosen.interpretation,
-        threshold=choice.label if choice else None,
-        threshold_value=found.threshold if found else None,
-        rule=words_of(choice) if choice else None,
-        valid=found is None or found.valid,
-        assumptions=(*chosen.assumptions, *(assumptions_of(choice) if choice else ())),
+    if chosen.from_scores is not None:
+        if threshold is not None:
+            raise ValueError(
+                f"threshold={threshold!r} is not for method={method!r}, which reads the scores "
+                "themselves; leave it out, or take a method that counts errors, such as fdp_cp."
+            )
+        return chosen.bound(chosen.from_scores(scores_in, scores_out, at, level), at, level)
+    choice = Split() if threshold is None else threshold
+    found = _at_threshold(chosen, (scores_in, scores_out), at, level, choice)
+    return chosen.bound(
+        found.value,
+        at,
+        level,
+        threshold=choice.label,
+        threshold_value=found.threshold,
+        rule=words_of(choice),
+        valid=found.valid,
+        assumptions=(*chosen.assumptions, *assumptions_of(choice)),
     )
 
 
 def _at_threshold(
     method: BoundMethod,
-    of_counts: Callable[[ConfusionCounts, float, float], Any],
     groups: tuple[ArrayLike, ArrayLike],
     delta: float,
     significance: float,
     choice: ThresholdChoice,
 ) -> ThresholdBound:
-    of_rates = method.from_rates
+    of_counts, of_rates = method.from_counts, method.from_rates
+    assert of_counts is not None
     if of_rates is None and isinstance(choice, Simultaneous):
         raise ValueError(
             f"threshold={choice!r} is not for method={method.name!r}, which needs counts and not "

@@ -31,9 +31,8 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -54,14 +53,12 @@ from lightning_audit.stats.gaussian import (
     mu_white_box_from_scores,
     noncentrality_lower,
 )
-from lightning_audit.stats.named_bounds import MU_TO_EPSILON, NamedBound
+from lightning_audit.stats.named_bounds import MU_TO_EPSILON, BoundMethod, NamedBound
 from lightning_audit.stats.one_run import (
     SIDES,
-    OneRunBound,
     OneRunScores,
     Sides,
 )
-from lightning_audit.stats.tradeoff import gaussian_epsilon
 
 # --- Lower bound on the epsilon of a pair of Gaussians, from the scores of one run.
 
@@ -243,12 +240,6 @@ def _least(groups: _Groups, delta: float) -> float:
 
 # --- The bounds of one run by name, as `stats.named_bounds` has the others.
 
-#: Function of scores, delta and a significance; returns a bound.
-_Guessing = Callable[[OneRunScores, float, float], OneRunBound]
-
-#: Function of scores in and out, delta and a significance; returns a bound.
-_FromScores = Callable[[ArrayLike, ArrayLike, float, float], float]
-
 _COINS = "every canary in by its own fair coin, unknown to anyone who scored it"
 _ONE_TRAINING = "all canaries of one training; their scores may depend on each other"
 _GIVEN = (
@@ -263,56 +254,33 @@ _ALIKE = "the data add equally along every canary: large data along a few make i
 _PAIR_TO_EPSILON = "epsilon of the mechanism is at least that of the pair of Gaussians"
 
 
-@dataclass(frozen=True)
-class OneRunMethod:
-    """A bound from many canaries of one training.
-
-    Args:
-        name: Name in arguments.
-        quantity: What it bounds, "mu" or "epsilon".
-        assumptions: What it assumes.
-        reference: Its source.
-        from_guesses: The bound from guesses; None for one from the scores themselves.
-        from_scores: The bound from the scores themselves; None for one from guesses.
-        valid: Whether it has its significance for any data along the canaries.
-    """
-
-    name: str
-    quantity: Literal["mu", "epsilon"]
-    assumptions: tuple[str, ...]
-    reference: str
-    from_guesses: _Guessing | None = None
-    from_scores: _FromScores | None = None
-    valid: bool = True
-
-
 #: Every method, by name.
-ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
+ONE_RUN_METHODS: Mapping[str, BoundMethod] = {
     method.name: method
     for method in (
-        OneRunMethod(
+        BoundMethod(
             "one_run",
             "epsilon",
             (_COINS, _ONE_TRAINING),
             "Steinke, Nasr and Jagielski 2023, section 5",
-            OneRunScores.epsilon,
+            from_guesses=OneRunScores.epsilon,
         ),
-        OneRunMethod(
+        BoundMethod(
             "one_run_fdp",
             "epsilon",
             (_COINS, _ONE_TRAINING),
             "Mahloujifar, Melis and Chaudhuri 2024, with the trade-off function of "
             "(epsilon, delta)",
-            OneRunScores.epsilon_fdp,
+            from_guesses=OneRunScores.epsilon_fdp,
         ),
-        OneRunMethod(
+        BoundMethod(
             "one_run_mu",
             "mu",
             (_COINS, _ONE_TRAINING, MU_TO_EPSILON),
             "Mahloujifar, Melis and Chaudhuri 2024, with the trade-off function of mu-GDP",
-            lambda scores, delta, significance: scores.mu(significance),
+            from_guesses=lambda scores, delta, significance: scores.mu(significance),
         ),
-        OneRunMethod(
+        BoundMethod(
             "white_box",
             "mu",
             (_COINS, _ONE_RELEASE, _ONE_VARIANCE, MU_TO_EPSILON),
@@ -321,7 +289,7 @@ ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
                 inside, outside, significance
             ),
         ),
-        OneRunMethod(
+        BoundMethod(
             "gaussian_pair",
             "epsilon",
             (_COINS, _ASYMPTOTIC, _ALIKE, _PAIR_TO_EPSILON),
@@ -379,35 +347,24 @@ def named_one_run_bound(
     level = _validate.open_unit("significance", significance, "e.g. 0.05")
     _validate.one_of("sides", sides, SIDES)
     at = _delta_of(chosen, delta)
-    found: OneRunBound | None = None
-    rule: str | None = None
-    given = guesses is not None
-    if chosen.from_scores:
+    if chosen.from_scores is not None:
         _refuse_guesses(method, guesses, unscored, sides)
-        value = chosen.from_scores(scores_in, scores_out, at, level)
-    elif chosen.from_guesses:
-        scores = OneRunScores(scores_in, scores_out, guesses, unscored, sides)
-        found = chosen.from_guesses(scores, at, level)
-        value, rule = found.value, _words_of(scores.numbers, sides, given)
-    mu = value if chosen.quantity == "mu" else None
-    return NamedBound(
-        method=method,
-        epsilon_lower=value if mu is None else float(gaussian_epsilon(mu, at)),
-        mu_lower=mu,
-        delta=at,
-        significance=level,
-        interpretation="confidence",
-        threshold=None,
-        threshold_value=None,
-        rule=rule,
-        valid=chosen.valid,
+        return chosen.bound(chosen.from_scores(scores_in, scores_out, at, level), at, level)
+    assert chosen.from_guesses is not None
+    scores = OneRunScores(scores_in, scores_out, guesses, unscored, sides)
+    found, given = chosen.from_guesses(scores, at, level), guesses is not None
+    return chosen.bound(
+        found.value,
+        at,
+        level,
+        rule=_words_of(scores.numbers, sides, given),
         assumptions=(*chosen.assumptions, _GIVEN) if given else chosen.assumptions,
-        guesses=found.guesses if found else None,
-        correct=found.correct if found else None,
+        guesses=found.guesses,
+        correct=found.correct,
     )
 
 
-def _delta_of(method: OneRunMethod, delta: float) -> float:
+def _delta_of(method: BoundMethod, delta: float) -> float:
     if method.quantity == "mu" or method.from_scores:
         return _validate.open_unit("delta", delta, "such as 1e-5; for delta = 0 take one_run")
     return delta_or_zero(delta)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from made_report import made_report
 
-from lightning_audit.record.scores import CanaryScores, FoundScores, ScoresError, read_score_npz
+from lightning_audit.record.scores import CanaryScores, ScoresError, read_score_npz
 from lightning_audit.stats import membership
 from lightning_audit.stats.gaussian import mu_white_box_from_scores
 from lightning_audit.stats.named_bounds import BOUND_NAMES, named_bound
@@ -151,7 +151,7 @@ OBSERVATIONS: dict[str, Any] = {
 }
 
 
-def read(directory: Path, **arrays: Any) -> FoundScores:
+def read(directory: Path, **arrays: Any) -> CanaryScores:
     np.savez(directory / "o.npz", **arrays)
     return read_score_npz(directory / "o.npz", 1000)
 
