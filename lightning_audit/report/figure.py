@@ -21,7 +21,6 @@ from scipy import special
 from lightning_audit.files import replacing, visible, with_extra
 from lightning_audit.results.audit_report import (
     AuditReport,
-    OperatingPoint,
     Verdict,
     outcome_in_words,
 )
@@ -119,6 +118,7 @@ class RateRegion(NamedTuple):
         right: upper limit of the false positive rate.
         bottom: lower limit of the false negative rate.
         top: upper limit of the false negative rate.
+        outside: whether it is entirely below the claimed curve, or above that of inverted guesses.
     """
 
     threshold: float
@@ -128,6 +128,7 @@ class RateRegion(NamedTuple):
     right: float
     bottom: float
     top: float
+    outside: bool
 
 
 def claimed_curve(report: AuditReport) -> tuple[GaussianTradeoff | None, str]:
@@ -140,34 +141,29 @@ def claimed_curve(report: AuditReport) -> tuple[GaussianTradeoff | None, str]:
     return GaussianTradeoff(1.0 / sigma), ""
 
 
-def rate_regions(points: Sequence[OperatingPoint], significance: float) -> Iterator[RateRegion]:
-    """Yield points with their rectangles, if both rates have at least one trial.
+def rate_regions(report: AuditReport, curve: GaussianTradeoff | None) -> list[RateRegion]:
+    """Return the points of a report with their rectangles, if both rates have a trial.
 
-    Args:
-        points: of a report.
-        significance: probability that a rectangle misses the true rates, at most.
+    A rectangle misses the true rates with probability ``bound_significance``, at most.
     """
-    share = significance / 4.0
-    for point in points:
-        out, inside = point.fp + point.tn, point.fn + point.tp
-        if out and inside:
-            yield RateRegion(
-                point.threshold,
-                point.fp / out,
-                point.fn / inside,
-                float(clopper_pearson_lower(point.fp, out, share)),
-                float(clopper_pearson_upper(point.fp, out, share)),
-                float(clopper_pearson_lower(point.fn, inside, share)),
-                float(clopper_pearson_upper(point.fn, inside, share)),
-            )
+    share = report.settings.get("bound_significance", 0.05) / 4.0
+    regions = []
+    for point in report.operating_points:
+        wrong, asked = np.array([(point.fp, point.fn), (point.fp + point.tn, point.fn + point.tp)])
+        if asked.all():
+            left, bottom = clopper_pearson_lower(wrong, asked, share).tolist()
+            right, top = clopper_pearson_upper(wrong, asked, share).tolist()
+            limits = left, right, bottom, top
+            outside = curve is not None and is_forbidden(*limits, curve)
+            regions.append(RateRegion(point.threshold, *(wrong / asked).tolist(), *limits, outside))
+    return regions
 
 
-def is_forbidden(region: RateRegion, curve: GaussianTradeoff | None) -> bool:
+def is_forbidden(
+    left: float, right: float, bottom: float, top: float, curve: GaussianTradeoff
+) -> bool:
     """Return whether a region is entirely below the curve, or above that of inverted guesses."""
-    if curve is None:
-        return False
-    inverted = 1.0 - curve(1.0 - region.left)
-    return bool(region.top < curve(region.right) or region.bottom > inverted)
+    return bool(top < curve(right) or bottom > 1.0 - curve(1.0 - left))
 
 
 # --- Draws the measured error rates of guessing a step's coins against the claimed curve.
@@ -185,15 +181,15 @@ def draw_rates(axes: Axes, report: AuditReport) -> list[str]:
     """
     curve, lack = claimed_curve(report)
     notes = [lack] if lack else []
-    significance = report.settings.get("bound_significance", 0.05)
-    regions = list(rate_regions(report.operating_points, significance))
+    regions = rate_regions(report, curve)
     if not regions:
         notes.append("no error rates were measured")
     alpha = np.concatenate(([0.0], special.ndtr(np.linspace(-38.0, 8.0, 600)), [1.0]))
     axes.plot(alpha, 1.0 - alpha, color=GREY, linewidth=1.0, linestyle=":", label="guessing")
     if curve is not None:
         _draw_claim(axes, curve, alpha)
-    _draw_regions(axes, regions, curve, significance)
+    sure = 1.0 - report.settings.get("bound_significance", 0.05)
+    _draw_regions(axes, regions, f"measured, {100.0 * sure:.4g} % region")
     _scale_rates(axes, regions, curve)
     axes.set_xlabel("false positive rate")
     axes.set_ylabel("false negative rate")
@@ -209,17 +205,12 @@ def _draw_claim(axes: Axes, curve: GaussianTradeoff, alpha: NDArray[np.float64])
     axes.fill_between(1.0 - alpha, 1.0 - beta, 1.0, **shade)
 
 
-def _draw_regions(
-    axes: Axes, regions: Sequence[RateRegion], curve: GaussianTradeoff | None, significance: float
-) -> None:
+def _draw_regions(axes: Axes, regions: Sequence[RateRegion], measured: str) -> None:
     from matplotlib.patches import Rectangle
 
-    labels = {
-        False: (f"measured, {100.0 * (1.0 - significance):.4g} % region", BLUE, "o", "-"),
-        True: ("measured, outside the claim", VIOLATION, "X", "--"),
-    }
-    for bad, (label, colour, marker, dashes) in labels.items():
-        chosen = [region for region in regions if is_forbidden(region, curve) == bad]
+    styles = (measured, BLUE, "o", "-"), ("measured, outside the claim", VIOLATION, "X", "--")
+    for outside, (label, colour, marker, dashes) in enumerate(styles):
+        chosen = [region for region in regions if region.outside == outside]
         for r in chosen:
             box = Rectangle((r.left, r.bottom), r.right - r.left, r.top - r.bottom, zorder=4)
             box.set(facecolor=(colour, 0.15), edgecolor=colour, linestyle=dashes, clip_on=False)

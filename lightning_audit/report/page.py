@@ -339,7 +339,7 @@ def _contents(parts: dict[str, Any]) -> list[tuple[str, str]]:
         ("missing", "Missing", parts["missing"]),
         ("finding", "What is wrong", parts["root"]),
         ("epsilon", "Claimed and measured", True),
-        ("step", "One step", step.words or step.picture),
+        ("step", "One step", step["words"] or step["picture"]),
         ("time", "Over the run", parts["time"]),
         ("noise", "Noise by tensor", parts["noise"]),
         ("examined", "Examined", True),
