@@ -24,7 +24,7 @@ from lightning_audit.report.page_verdict import (
     verdict_meaning,
     verdict_sentence,
 )
-from lightning_audit.report.text import counts_line, refutes_mechanism, warnings_of
+from lightning_audit.report.text import counts_line, powers, refutes_mechanism, warnings_of
 from lightning_audit.results.audit_report import AuditReport, Outcome, measured_words
 from lightning_audit.results.report_json import plain
 
@@ -166,83 +166,40 @@ class CardRow:
         return self.text != NOT_STATED
 
 
-@dataclass(frozen=True)
-class CardAnswer:
-    """The audit's answer to the question of one group of checks.
+def privacy_card(report: AuditReport, facts: Mapping[str, str], name: str) -> dict[str, Any]:
+    """Return what the card of a training says, for every format.
 
-    Args:
-        question: the question.
-        sign: of the answer, which differs in shape.
-        answer: in a few words.
-        certainty: the checks that ran, and what they would have seen.
-    """
-
-    question: str
-    sign: str
-    answer: str
-    certainty: str
-
-
-@dataclass(frozen=True)
-class PrivacyCard:
-    """A privacy card.
-
-    Args:
-        name: of the training.
-        outcome: of the verdict.
-        verdict: in one sentence.
-        meaning: of the verdict.
-        rows: by section.
-        answers: to the questions of all groups of checks.
-        epsilons: what was proved, and what is not excluded, as text.
-        never: what no audit covers.
-        not_examined: checks that did not run, with the reason.
-        evidence: the report and what wrote it, as (title, text).
-    """
-
-    name: str
-    outcome: Outcome
-    verdict: str
-    meaning: str
-    rows: Mapping[Section, tuple[CardRow, ...]]
-    answers: tuple[CardAnswer, ...]
-    epsilons: tuple[str, ...]
-    never: tuple[str, ...]
-    not_examined: tuple[str, ...]
-    evidence: tuple[tuple[str, str], ...]
-
-
-def privacy_card(report: AuditReport, facts: Mapping[str, str], name: str) -> PrivacyCard:
-    """Return the card of a training.
+    Its ``rows`` are by section; each of its ``answers`` is the question of a group of checks, a
+    sign, the answer in a few words, and how certain it is: the checks that ran, and what they would
+    have seen.
 
     Args:
         report: its report.
         facts: what `read_facts` returned.
         name: of the training.
     """
-    stated = {
-        section: tuple(
-            _stated(report, key, fact, facts.get(key, ""))
-            for key, fact in FACTS.items()
-            if fact.section == section
-        )
-        for section in ("guarantee", "context", "governance")
+    rows: dict[Section, list[CardRow]] = {
+        "guarantee": list(_measured(report)),
+        "context": [],
+        "governance": [],
     }
-    return PrivacyCard(
-        name=visible(name),
-        outcome=report.verdict.outcome,
-        verdict=verdict_sentence(report),
-        meaning=verdict_meaning(report),
-        rows={**stated, "guarantee": (*_measured(report), *stated["guarantee"])},  # type: ignore[dict-item]
-        answers=tuple(_answer(report, group) for group in check_groups(report)),
-        epsilons=tuple(_epsilons(report)),
-        never=never(report),
-        not_examined=tuple(
+    for key, fact in FACTS.items():
+        rows[fact.section].append(_stated(report, key, fact, facts.get(key, "")))
+    return {
+        "name": visible(name),
+        "outcome": report.verdict.outcome,
+        "verdict": verdict_sentence(report),
+        "meaning": verdict_meaning(report),
+        "rows": rows,
+        "answers": [_answer(report, group) for group in check_groups(report)],
+        "epsilons": list(_epsilons(report)),
+        "never": never(report),
+        "not_examined": [
             f"Not examined: {inner(titles)} ({inner(str(reason.striptags()))})."
             for titles, reason in not_examined(report)
-        ),
-        evidence=tuple(_evidence(report)),
-    )
+        ],
+        "evidence": list(_evidence(report)),
+    }
 
 
 def _stated(report: AuditReport, key: str, fact: Fact, text: str) -> CardRow:
@@ -276,8 +233,7 @@ def mechanism(report: AuditReport) -> str:
     """Return the mechanism in words: noise, clipping, sampling and steps, as claimed."""
     if report.trainings is not None:
         return visible(report.trainings.claim)
-    noise = claimed(report, "noise_multiplier")
-    rate = claimed(report, "sample_rate")
+    noise, rate = claimed(report, "noise_multiplier"), claimed(report, "sample_rate")
     if noise is None and report.history:
         noise = _one(phase[0] for phase in report.history)
     if rate is None and report.history:
@@ -345,8 +301,8 @@ def _audit(report: AuditReport) -> str:
     return ", ".join(parts)
 
 
-def _answer(report: AuditReport, group: CheckGroup) -> CardAnswer:
-    """Return the answer of a group; what did not run is not examined, never without fault."""
+def _answer(report: AuditReport, group: CheckGroup) -> tuple[str, str, str, str]:
+    """Return question, sign, answer and certainty of a group; what did not run has no answer."""
     ran = [check for check in group.checks if check.status != "not_run"]
     own = [c for c in ran if c.status == group.status and c.word == STATUSES[c.status][1]]
     titles, sign = listed(inner(check.title) for check in own), group.sign
@@ -366,7 +322,7 @@ def _answer(report: AuditReport, group: CheckGroup) -> CardAnswer:
         answer, sign = ("not refuted", sign) if passed else ("not confirmed", "?")
     else:
         answer = "no fault found"
-    return CardAnswer(group.question, sign, answer, _certainty(report, group, len(ran)))
+    return group.question, sign, answer, _certainty(report, group, len(ran))
 
 
 def _certainty(report: AuditReport, group: CheckGroup, ran: int) -> str:
@@ -374,9 +330,8 @@ def _certainty(report: AuditReport, group: CheckGroup, ran: int) -> str:
     parts = [plural(ran, "check")] if ran else []
     parts += [f"{left} not examined"] if left and ran else []
     part, words = _POWER.get(group.name, ("", ""))
-    row = report.power.get(part)
-    if ran and row and {"size", "power"} <= row.keys():
-        parts.append(words.format(number(float(row["size"])), power_words(float(row["power"]))))
+    if ran and (seen := powers(report).get(part)):
+        parts.append(words.format(number(seen[0]), power_words(seen[1])))
     return "; ".join(parts)
 
 
@@ -500,30 +455,31 @@ def as_markdown(report: AuditReport, facts: Mapping[str, str], name: str) -> str
     return f"---\n{front}---\n\n{title}\n\n{body(card, level=2)}"
 
 
-def body(card: PrivacyCard, level: int) -> str:
-    """Return the card's text, with headings of a level and below."""
-    left_out = (*card.never, *card.not_examined)
+def body(card: Mapping[str, Any], level: int) -> str:
+    """Return the text of a card, see `privacy_card`, with headings of a level and below."""
     sections: dict[str, Iterable[str]] = {
         "Is the claim true?": (
             "| question | answer | certainty |",
             "|---|---|---|",
             *(
-                f"| {a.question} | {a.sign} {in_markdown(a.answer)} | {in_markdown(a.certainty)} |"
-                for a in card.answers
+                f"| {question} | {sign} {in_markdown(answer)} | {in_markdown(certainty)} |"
+                for question, sign, answer, certainty in card["answers"]
             ),
             "",
-            " ".join(map(in_markdown, card.epsilons)),
+            " ".join(map(in_markdown, card["epsilons"])),
         ),
-        "What this does not cover": (f"- {in_markdown(item)}" for item in left_out),
-        "Context": _table(card.rows["context"]),
-        "Governance": _table(card.rows["governance"]),
+        "What this does not cover": (
+            f"- {in_markdown(item)}" for item in (*card["never"], *card["not_examined"])
+        ),
+        "Context": _table(card["rows"]["context"]),
+        "Governance": _table(card["rows"]["governance"]),
         "Evidence": (
-            *(f"- {title}: {in_markdown(text)}" for title, text in card.evidence),
+            *(f"- {title}: {in_markdown(text)}" for title, text in card["evidence"]),
             "- Check it again: `lightning-audit check report.json`",
         ),
     }
-    said = f"**{card.outcome}.** {in_markdown(card.verdict)} {in_markdown(card.meaning)}"
-    lines = [said, "", _LEGEND, "", *_table(card.rows["guarantee"])]
+    said = f"**{card['outcome']}.** {in_markdown(card['verdict'])} {in_markdown(card['meaning'])}"
+    lines = [said, "", _LEGEND, "", *_table(card["rows"]["guarantee"])]
     for title, rows in sections.items():
         lines += ["", f"{'#' * level} {title}", "", *rows]
     return "\n".join(lines) + "\n"

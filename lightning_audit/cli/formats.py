@@ -168,24 +168,28 @@ def _training(place: str) -> str:
 # --- Epsilons and other numbers of a report in a few characters.
 
 
-def proved(report: AuditReport) -> str:
-    """Return the lower bound on epsilon, or a dash: a bound of 0 is no sign of privacy."""
-    return number(report.epsilon_lower or None)
-
-
 def number(value: float | None) -> str:
     """Return three digits of a number, or a dash if it is unknown."""
     return "-" if value is None else f"{value:.3g}"
 
 
+def three_epsilons(report: AuditReport) -> dict[str, str]:
+    """Return the proved, spent and claimed epsilon; a bound of 0 is no sign of privacy."""
+    known = {
+        "proved": report.epsilon_lower or None,
+        "spent": report.epsilon_spent,
+        "claimed": report.claimed_epsilon,
+    }
+    return {name: number(value) for name, value in known.items()}
+
+
 def epsilons(report: AuditReport) -> str:
     """Return the epsilons of a report in a few words."""
-    known = {
-        "proved >=": proved(report),
-        "spent": number(report.epsilon_spent),
-        "claimed": number(report.claimed_epsilon),
-    }
-    shown = [f"{name} {value}" for name, value in known.items() if value != "-"]
+    shown = [
+        f"{name}{' >=' if name == 'proved' else ''} {value}"
+        for name, value in three_epsilons(report).items()
+        if value != "-"
+    ]
     return f"epsilon {', '.join(shown)}" if shown else "epsilon unknown"
 
 
@@ -280,6 +284,10 @@ def _fault(report: AuditReport, result: CheckResult) -> LikelyFault | None:
 
 #: Version of this layout; raised when a reader of the old one would misread the new one.
 FORMAT_VERSION = 1
+_EPSILONS = (
+    *("epsilon_lower", "epsilon_lower_at_end", "epsilon_spent", "claimed_epsilon"),
+    "epsilon_not_excluded",
+)
 
 
 def as_json_summary(checked: Sequence[Checked]) -> str:
@@ -308,15 +316,9 @@ def _summary_of(one: Checked) -> dict[str, Any]:
     return {
         **fields,
         "verdict": report.verdict.outcome,
-        "epsilon_lower": report.epsilon_lower,
-        "epsilon_lower_at_end": report.epsilon_lower_at_end,
-        "epsilon_spent": report.epsilon_spent,
-        "claimed_epsilon": report.claimed_epsilon,
-        "epsilon_not_excluded": report.epsilon_not_excluded,
+        **{name: getattr(report, name) for name in _EPSILONS},
         "epsilon_measured": dataclasses.asdict(m) if (m := report.epsilon_measured) else None,
-        "delta": report.delta,
-        "steps": report.steps,
-        "created": report.created,
+        **{name: getattr(report, name) for name in ("delta", "steps", "created")},
         "findings": [_finding_fields(finding) for finding in one.findings],
     }
 
@@ -384,9 +386,8 @@ def _cases(one: Checked) -> Iterator[ElementTree.Element]:
 
 def _of_check(one: Checked, check: CheckResult, finding: Finding | None) -> ElementTree.Element:
     known = DECLARED[check.name]
-    name = f"{known.heading()} ({check.name})"
-    name += f" of {check.optimizer}" if check.optimizer else ""
-    topic = known.topic or "Other"
+    of = f" of {check.optimizer}" if check.optimizer else ""
+    topic, name = known.topic or "Other", f"{known.heading()} ({check.name}){of}"
     if check.follows_from:
         why = f"follows from {check.follows_from}"
         return _case(one, topic, name, "skipped", "follows", why)
@@ -396,13 +397,13 @@ def _of_check(one: Checked, check: CheckResult, finding: Finding | None) -> Elem
         return _case(one, topic, name)
     details = [check.message, f"Severity: {finding.severity}", f"Look at: {finding.look_at}"]
     details += [f"Code: {p.name} at {p.file}:{p.line}" for p in finding.places]
-    if not finding.fails:
-        case = _case(one, topic, name)
-        output = ElementTree.SubElement(case, "system-out")
-        output.text = "\n".join(map(visible, [f"{check.status}: {finding.title}", *details]))
-        return case
-    kind: _Kind = "failure" if check.status == "violated" else "error"
-    return _case(one, topic, name, kind, check.name, finding.title, details)
+    if finding.fails:
+        kind: _Kind = "failure" if check.status == "violated" else "error"
+        return _case(one, topic, name, kind, check.name, finding.title, details)
+    case = _case(one, topic, name)
+    output = ElementTree.SubElement(case, "system-out")
+    output.text = "\n".join(map(visible, [f"{check.status}: {finding.title}", *details]))
+    return case
 
 
 def _case(
@@ -517,9 +518,8 @@ def _table(checked: Sequence[Checked]) -> Iterator[str]:
     for one in checked[:most]:
         numbers = ["-"] * 4
         if report := one.report:
-            epsilons = [proved(report), number(report.epsilon_spent)]
             steps = str(report.steps) if report.trainings is None else length(report)
-            numbers = [*epsilons, number(report.claimed_epsilon), steps]
+            numbers = [*three_epsilons(report).values(), steps]
         name = in_markdown(one.training[-200:])
         cells = [name, f"{_ICONS[one.outcome]} {in_markdown(_outcome(one))}", *numbers]
         yield f"| {' | '.join(cells)} |"

@@ -94,14 +94,11 @@ def log_from_zero(axes: Axes, directions: str, smallest: float, top: float) -> N
     powers = range(lowest, highest + 1)
     ticks = [0.0, *(10.0**power for power in powers)]
     labels = ["0", *(f"{10.0**p:g}" if -3 <= p <= 3 else f"1e{p}" for p in powers)]
-    if "x" in directions:
-        axes.set_xscale("asinh", linear_width=10.0**lowest)
-        axes.set_xticks(ticks, labels)
-        axes.set_xticks([], minor=True)
-    if "y" in directions:
-        axes.set_yscale("asinh", linear_width=10.0**lowest)
-        axes.set_yticks(ticks, labels)
-        axes.set_yticks([], minor=True)
+    for axis in directions:
+        getattr(axes, f"set_{axis}scale")("asinh", linear_width=10.0**lowest)
+        place = getattr(axes, f"set_{axis}ticks")
+        place(ticks, labels)
+        place([], minor=True)
 
 
 # --- Measured error rates of guessing a step's coins, with their regions, and the claimed curve.
@@ -149,13 +146,14 @@ def rate_regions(report: AuditReport, curve: GaussianTradeoff | None) -> list[Ra
     share = report.settings.get("bound_significance", 0.05) / 4.0
     regions = []
     for point in report.operating_points:
-        wrong, asked = np.array([(point.fp, point.fn), (point.fp + point.tn, point.fn + point.tp)])
-        if asked.all():
-            left, bottom = clopper_pearson_lower(wrong, asked, share).tolist()
-            right, top = clopper_pearson_upper(wrong, asked, share).tolist()
-            limits = left, right, bottom, top
-            outside = curve is not None and is_forbidden(*limits, curve)
-            regions.append(RateRegion(point.threshold, *(wrong / asked).tolist(), *limits, outside))
+        out, inside = point.fp + point.tn, point.fn + point.tp
+        if out and inside:
+            fpr, fnr = (point.fp, out), (point.fn, inside)
+            left, bottom = (float(clopper_pearson_lower(*of, share)) for of in (fpr, fnr))
+            right, top = (float(clopper_pearson_upper(*of, share)) for of in (fpr, fnr))
+            outside = curve is not None and is_forbidden(left, right, bottom, top, curve)
+            rates = point.fp / out, point.fn / inside
+            regions.append(RateRegion(point.threshold, *rates, left, right, bottom, top, outside))
     return regions
 
 
@@ -284,7 +282,8 @@ def draw_epsilon(axes: Axes, report: AuditReport) -> list[str]:
     _draw_series(axes, lower, label="proved, anytime", **thick)
     claim = report.claimed_epsilon
     if claim is not None and math.isfinite(claim):
-        axes.axhline(claim, color=INK, linewidth=1.8, linestyle=(0, (6, 3)), label=_claim(report))
+        label = "claimed" if report.claim_holds else "claimed, not known to hold"
+        axes.axhline(claim, color=INK, linewidth=1.8, linestyle=(0, (6, 3)), label=label)
     used: dict[str, Any] = {"color": GREY, "linewidth": 1.8, "linestyle": "-.", "marker": "d"}
     _draw_series(axes, spent, label="spent", **used)
     for series in others:
@@ -300,13 +299,6 @@ def draw_epsilon(axes: Axes, report: AuditReport) -> list[str]:
     axes.set_xlabel(unit)
     axes.set_ylabel(f"epsilon at delta {report.delta:g}{report.of_items}")
     return list(_notes(report))
-
-
-def _claim(report: AuditReport) -> str:
-    """Return the claim's label; if findings are allowed, the true epsilon may exceed it."""
-    claim, spent = report.claimed_epsilon, report.epsilon_spent
-    above = claim is not None and spent is not None and spent <= claim
-    return "claimed" if above or not report.epsilon_refuted_by else "claimed, not known to hold"
 
 
 def _positions(rows: Sequence[Mapping[str, float]]) -> tuple[str, list[float]]:

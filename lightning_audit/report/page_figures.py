@@ -31,11 +31,12 @@ from lightning_audit.report.page_parts import (
     percent,
     plural,
     power_of_ten,
-    row,
+    strip,
     text,
     tick_row,
     upright,
 )
+from lightning_audit.report.text import significance_of
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.stats.tradeoff import GaussianTradeoff
 
@@ -72,7 +73,7 @@ def growth(report: AuditReport) -> BySteps:
     Of each step the largest of share times e-value counts, without checks that only warn. If a
     report holds no course of its checks, the values at alarms and at the ends of epochs.
     """
-    significance = float(report.settings.get("significance", 1e-3))
+    significance = significance_of(report)
     rows = [
         # The threshold is that of the check's own share.
         (step + 1, log_e - test.threshold - math.log(significance))
@@ -105,9 +106,11 @@ def tensors(report: AuditReport) -> list[MeasuredTensor]:
     found = []
     for one in report.tensors:
         name = visible(f"{one.optimizer}: {one.name}" if one.optimizer else one.name)
-        numbers = [float(x) for x in (one.ratio, one.lower, one.upper) if x is not None]
-        if len(numbers) == 3 and all(map(math.isfinite, numbers)):
-            found.append(MeasuredTensor(name, one.reads, *numbers, one.flagged))
+        ratio, lower, upper = (
+            math.nan if x is None else float(x) for x in (one.ratio, one.lower, one.upper)
+        )
+        if all(map(math.isfinite, (ratio, lower, upper))):
+            found.append(MeasuredTensor(name, one.reads, ratio, lower, upper, one.flagged))
     return found
 
 
@@ -209,7 +212,7 @@ def _dot(tensor: MeasuredTensor, high: float, resolution: float) -> Markup:
         parts.append(element("svg", sign, x=x, y=14, overflow="visible"))
     else:
         parts.append(element("circle", class_="dot good", cx=x, cy=14, r=5))
-    return row(28, *parts)
+    return strip(28, *parts)
 
 
 def _dots_say(every: Sequence[MeasuredTensor]) -> str:
@@ -382,7 +385,7 @@ class _Drawing:
 
     def _level(self) -> float:
         """Return the log e-value of an alarm."""
-        return -math.log(float(self.report.settings.get("significance", 1e-3)))
+        return -math.log(significance_of(self.report))
 
     def _alarm(self) -> int | None:
         """Return the step, from 1, in which the fault was first seen; else of the first alarm."""

@@ -260,7 +260,7 @@ def cross(x: float, y: float, half: float = 5.0) -> Markup:
     )
 
 
-def row(height: int, *children: Markup) -> Markup:
+def strip(height: int, *children: Markup) -> Markup:
     """Return a strip as wide as its place, whose children are placed in percent."""
     inside = element("g", *children, class_="p", fill="none", stroke="#555")
     return element("svg", inside, class_="row", width="100%", height=height, aria_hidden="true")
@@ -278,7 +278,7 @@ def level_line(start: float, end: float, at: int, kind: str) -> Markup:
 
 def tick_row(values: Sequence[float], high: float) -> Markup:
     """Return the labels of an axis below rows, from 0 to ``high``."""
-    return row(
+    return strip(
         18,
         *(
             element(

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
@@ -28,12 +29,16 @@ from lightning_audit.report.page_parts import (
 )
 from lightning_audit.report.text import (
     NOT_TRIED,
+    by_accountant,
     counted,
     headline,
     headline_of,
     look_at_sentence,
+    powers,
     records_of,
     refutes_mechanism,
+    result_of,
+    significance_of,
     title_of,
 )
 from lightning_audit.results.audit_report import (
@@ -44,6 +49,7 @@ from lightning_audit.results.audit_report import (
     Place,
     TrainingsSeen,
 )
+from lightning_audit.results.report_details import CodePlace
 from lightning_audit.results.report_json import plain
 
 # --- What the page says of an audit over many trainings.
@@ -148,23 +154,6 @@ _CLAIMS = {
 
 Fact = tuple[str, str, str]
 Pair = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class CodeShown:
-    """Lines of the user's code that a finding points to.
-
-    Args:
-        file: path from the repository.
-        line: number of the first line.
-        name: of the function or class.
-        lines: number and text of each line.
-    """
-
-    file: str
-    line: int
-    name: str
-    lines: tuple[tuple[int, str], ...]
 
 
 def facts(report: AuditReport) -> list[Fact]:
@@ -275,19 +264,16 @@ def examinations(report: AuditReport) -> list[str]:
     return shown[:_MOST_EXAMINATIONS] + ([f"{rest} more steps."] if rest > 0 else [])
 
 
-def code_of(fault: LikelyFault) -> tuple[CodeShown, ...]:
-    """Return the code that a fault points to, as far as the report holds its lines."""
-    return tuple(
-        CodeShown(visible(place.file), place.line, visible(place.name), _lines(place.line, source))
-        for place in fault.place.code
-        if (source := place.source.rstrip())
-    )
-
-
-def _lines(first: int, source: str) -> tuple[tuple[int, str], ...]:
-    lines = source.split("\n")[:_MOST_LINES]
+def _lines_of(place: CodePlace) -> dict[str, Any]:
+    """Return a part of the user's code with its number and text of each line, for the template."""
+    lines = place.source.rstrip().split("\n")[:_MOST_LINES]
     indent = min((len(s) - len(s.lstrip()) for s in lines if s.strip()), default=0)
-    return tuple((first + i, visible(s[indent:].rstrip())) for i, s in enumerate(lines))
+    return {
+        "file": visible(place.file),
+        "line": place.line,
+        "name": visible(place.name),
+        "lines": [(place.line + i, visible(s[indent:].rstrip())) for i, s in enumerate(lines)],
+    }
 
 
 def _titles(names: tuple[str, ...], *, failed: bool = False) -> list[str]:
@@ -391,7 +377,7 @@ def check_groups(report: AuditReport) -> list[CheckGroup]:
     for check in report.checks:
         known = DECLARED.get(check.name)
         by_topic[(known and known.topic) or _OTHER].append(check)
-    significance = float(report.settings.get("significance", 1e-3))
+    significance = significance_of(report)
     groups = [_group(name, checks, significance) for name, checks in by_topic.items() if checks]
     if report.trainings is not None:
         groups = [dataclasses.replace(group, question=_OF_TRAININGS) for group in groups]
@@ -511,31 +497,6 @@ _VIOLATIONS = {
 _PARAMETERS = 5
 
 
-@dataclass(frozen=True)
-class FindingShown:
-    """A finding that the verdict names.
-
-    Args:
-        headline: the fault in a few words.
-        means: what it means.
-        evidence: what was measured.
-        where: when and where it was first seen.
-        look_at: what to look at in the code, as a noun phrase.
-        code: the user's own code that it points to.
-        alternatives: other faults that the same check may show.
-        follows: titles of the checks that it explains.
-    """
-
-    headline: Markup
-    means: Markup
-    evidence: Markup
-    where: Markup
-    look_at: Markup
-    code: tuple[CodeShown, ...]
-    alternatives: tuple[Markup, ...]
-    follows: tuple[str, ...]
-
-
 def verdict_sentence(report: AuditReport) -> str:
     """Return the verdict in one sentence for a reader who is no expert."""
     if report.trainings is not None:
@@ -568,16 +529,15 @@ def verdict_meaning(report: AuditReport) -> str:
             "The training is neither passed nor accused. What a pass still needs is listed below."
         )
     _, means = _VIOLATIONS[verdict.kind or "mechanism"]
-    significance = number(float(report.settings.get("significance", 1e-3)))
-    alarm = f"A correct training is accused with probability {significance} at most."
+    probability = number(significance_of(report))
+    alarm = f"A correct training is accused with probability {probability} at most."
     return f"{means} {alarm}"
 
 
 def _claim(report: AuditReport) -> str:
     if report.claimed_epsilon is None:
         return "its privacy"
-    source = report.settings.get("claimed_epsilon", 0.0) is None
-    whose = "the accountant's" if source else "its claim of"
+    whose = "the accountant's" if by_accountant(report) else "its claim of"
     return f"{whose} ε = {number(report.claimed_epsilon)}"
 
 
@@ -588,9 +548,8 @@ def _resolution(report: AuditReport) -> str:
         "sensitivity": "clipping at {} times the norm",
     }
     parts = [
-        f"{text.format(number(float(row['size'])))} ({power_words(float(row['power']))})"
-        for part, text in words.items()
-        if (row := report.power.get(part)) and {"size", "power"} <= row.keys()
+        f"{words[part].format(number(size))} ({power_words(power)})"
+        for part, (size, power) in powers(report).items()
     ]
     return f"It would have shown {listed(parts)}. " if parts else ""
 
@@ -598,46 +557,39 @@ def _resolution(report: AuditReport) -> str:
 # ------------------------------------------------------------------ the findings
 
 
-def root_finding(report: AuditReport) -> FindingShown | None:
-    """Return the finding that the verdict leads with; None if there is none."""
+def root_finding(report: AuditReport) -> dict[str, Any] | None:
+    """Return the finding that the verdict leads with, for the template; None if there is none."""
     root = report.verdict.root
     if root is None:
         return None
-    rest = report.verdict.faults[1:]
-    alternatives = (marked(inner(headline_of(o))) for o in rest if o.shares_finding(root))
-    return _finding_shown(report, root, tuple(alternatives))
+    known = REGISTRY.get(root.finding)
+    others = (fault for fault in report.verdict.faults[1:] if fault.shares_finding(root))
+    return {
+        **_finding_shown(report, root),
+        "means": marked(known.meaning if known else ""),
+        "code": [_lines_of(place) for place in root.place.code if place.source.rstrip()],
+        "alternatives": [marked(inner(headline_of(fault))) for fault in others],
+        "follows": [visible(title_of(name, failed=True)) for name in root.consequences],
+    }
 
 
-def further_findings(report: AuditReport) -> list[FindingShown]:
-    """Return the findings that the root does not explain."""
+def further_findings(report: AuditReport) -> list[dict[str, Any]]:
+    """Return the findings that the root does not explain, for the template."""
     return [_finding_shown(report, fault) for fault in report.verdict.further]
 
 
-def _finding_shown(
-    report: AuditReport, fault: LikelyFault, alternatives: tuple[Markup, ...] = ()
-) -> FindingShown:
-    result, known = _result_of(report, fault), REGISTRY.get(fault.finding)
-    significance = float(report.settings.get("significance", 1e-3))
+def _finding_shown(report: AuditReport, fault: LikelyFault) -> dict[str, Any]:
+    result, known = result_of(report, fault), REGISTRY.get(fault.finding)
     evidence = sentence(result.message if result else fault.sentence)
     if result is not None and result.status == "violated":
-        evidence += f" {alarm_words(result, significance)}"
+        evidence += f" {alarm_words(result, significance_of(report))}"
     look_at = fault.look_at or report.verdict.advice or (known.look_at if known else "")
-    return FindingShown(
-        headline=marked(headline_of(fault)),
-        means=marked(known.meaning if known else ""),
-        evidence=marked(evidence),
-        where=_where(fault.place),
-        look_at=marked(look_at),
-        code=code_of(fault),
-        alternatives=alternatives,
-        follows=tuple(visible(title_of(name, failed=True)) for name in fault.consequences),
-    )
-
-
-def _result_of(report: AuditReport, fault: LikelyFault) -> CheckResult | None:
-    whose = ("", fault.place.optimizer)
-    own = (c for c in report.checks if c.name == fault.finding)
-    return next((c for c in own if not fault.place.optimizer or c.optimizer in whose), None)
+    return {
+        "headline": marked(headline_of(fault)),
+        "evidence": marked(evidence),
+        "where": _where(fault.place),
+        "look_at": marked(look_at),
+    }
 
 
 def _where(place: Place) -> Markup:

@@ -597,11 +597,16 @@ class AuditReport:
         return items_words(stated if isinstance(stated, int) else 1)
 
     @property
-    def epsilon_that_holds(self) -> float | None:
-        """The claimed epsilon; that of the steps if allowed findings refute the claim."""
+    def claim_holds(self) -> bool:
+        """Whether nothing that is allowed lets the epsilon exceed the claim."""
         claimed, spent = self.claimed_epsilon, self.epsilon_spent
         kept = claimed is not None and spent is not None and spent <= claimed
-        return claimed if kept or not self.epsilon_refuted_by else spent
+        return kept or not self.epsilon_refuted_by
+
+    @property
+    def epsilon_that_holds(self) -> float | None:
+        """The claimed epsilon; that of the steps if allowed findings refute the claim."""
+        return self.claimed_epsilon if self.claim_holds else self.epsilon_spent
 
     @property
     def epsilon_lower(self) -> float | None:
