@@ -13,7 +13,15 @@ from lightning_audit._validate import did_you_mean, shown
 from lightning_audit._version import __version__
 from lightning_audit.files import in_markdown, read_text, visible
 from lightning_audit.report.page import digest_of, rendered
-from lightning_audit.report.page_parts import inner, level, listed, number, plural, power_words
+from lightning_audit.report.page_parts import (
+    inner,
+    level,
+    listed,
+    marked,
+    number,
+    plural,
+    power_words,
+)
 from lightning_audit.report.page_tables import POISSON, adjacency_words, sampling_words
 from lightning_audit.report.page_verdict import (
     STATUSES,
@@ -195,7 +203,7 @@ def privacy_card(report: AuditReport, facts: Mapping[str, str], name: str) -> di
         "epsilons": list(_epsilons(report)),
         "never": never(report),
         "not_examined": [
-            f"Not examined: {inner(titles)} ({inner(str(reason.striptags()))})."
+            f"Not examined: {inner(titles)} ({inner(str(marked(reason).striptags()))})."
             for titles, reason in not_examined(report)
         ],
         "evidence": list(_evidence(report)),
@@ -303,8 +311,8 @@ def _audit(report: AuditReport) -> str:
 
 def _answer(report: AuditReport, group: CheckGroup) -> tuple[str, str, str, str]:
     """Return question, sign, answer and certainty of a group; what did not run has no answer."""
-    ran = [check for check in group.checks if check.status != "not_run"]
-    own = [c for c in ran if c.status == group.status and c.word == STATUSES[c.status][1]]
+    ran = [check for check in group.checks if check.result.status != "not_run"]
+    own = [check for check in ran if check.word == STATUSES[group.status][1]]
     titles, sign = listed(inner(check.title) for check in own), group.sign
     if not ran:
         answer = "not examined"

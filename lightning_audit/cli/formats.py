@@ -209,7 +209,6 @@ class Finding:
     """A check that failed, and is explained by no other one.
 
     Args:
-        check: name of the check.
         title: what is wrong, in a few words.
         severity: see `SEVERITIES`.
         result: the check's result.
@@ -219,7 +218,6 @@ class Finding:
         step: in which it was first seen, from 0; None if unknown.
     """
 
-    check: str
     title: str
     severity: Severity
     result: CheckResult
@@ -262,7 +260,6 @@ def _finding(report: AuditReport, result: CheckResult) -> Finding:
     code = fault.place.code if fault else ()
     code = code or places_in(where if isinstance(where, str) else "")
     return Finding(
-        check=result.name,
         title=headline_of(fault) if fault else check.heading(failed=True),
         severity=severity_of(check, result.status),
         result=result,
@@ -325,7 +322,7 @@ def _summary_of(one: Checked) -> dict[str, Any]:
 
 def _finding_fields(finding: Finding) -> dict[str, Any]:
     return {
-        "check": finding.check,
+        "check": finding.result.name,
         "status": finding.result.status,
         "severity": finding.severity,
         "title": finding.title,
@@ -549,7 +546,7 @@ def _details(name: str, finding: Finding, report: AuditReport) -> Iterator[str]:
     status = "" if finding.fails else f", {result.status}"
     yield f"<details><summary>{name}: {title}</summary>"
     yield ""
-    yield f"- **Check:** {in_markdown(finding.check)}{status}"
+    yield f"- **Check:** {in_markdown(finding.result.name)}{status}"
     yield f"- **Severity:** {finding.severity}: {SEVERITIES[finding.severity]}"
     yield f"- **Seen:** {in_markdown(result.message)}"
     if finding.step is not None:
@@ -616,7 +613,7 @@ def _annotation(one: Checked, finding: Finding) -> _Annotation:
     if finding.places:
         first = finding.places[0]
         at = {"file": first.file, "line": str(first.line)}
-    text = f"{finding.check}, {finding.severity}: {finding.result.message}"
+    text = f"{finding.result.name}, {finding.severity}: {finding.result.message}"
     if finding.look_at:
         text += f". {look_at_sentence(finding.look_at)}"
     return level, f"{finding.title} ({one.training})", text, at
@@ -718,7 +715,7 @@ def _sarif_result(one: Checked, finding: Finding) -> dict[str, Any]:
     parts = f"{finding.title}.", f"{finding.result.message}.", look_at_sentence(finding.look_at)
     result = _result(
         one,
-        finding.check,
+        finding.result.name,
         " ".join(filter(None, parts)),
         levels.get(finding.result.status, "note"),
         finding.result.optimizer,

@@ -31,7 +31,7 @@ from lightning_audit.report.page_verdict import (
     verdict_meaning,
     verdict_sentence,
 )
-from lightning_audit.report.text import SIGNS, length, warnings_of
+from lightning_audit.report.text import SIGNS, length, look_at_sentence, warnings_of
 from lightning_audit.results import report_json
 from lightning_audit.results.audit_report import AuditReport, Outcome, TrainingsSeen
 from lightning_audit.results.report_details import PLAIN_LOOP
@@ -115,11 +115,6 @@ def all_settings(report: AuditReport) -> list[tuple[str, str]]:
     ]
 
 
-def environment(report: AuditReport) -> list[tuple[str, str]]:
-    """Return the versions of the libraries."""
-    return [(visible(name), visible(str(value))) for name, value in report.environment.items()]
-
-
 def cost(report: AuditReport) -> str:
     """Return the time that the audit took; empty if the report does not hold it."""
     seconds, share = report.audit_cost.get("seconds"), report.audit_cost.get("share")
@@ -190,31 +185,37 @@ def report_page(report: AuditReport, training: str, *, css_beside: bool = False)
         css_beside: whether the page refers to the style sheet `CSS_NAME` next to it, for servers
             that forbid inline styles. If not, the page contains it.
     """
-    parts = _parts(report)
     return rendered(
         "report.html.j2",
         css_beside,
+        report=report,
         training=visible(training),
-        outcome=report.verdict.outcome,
         created=_time_shown(report.created),
-        verdict=marked(verdict_sentence(report)),
+        verdict=verdict_sentence(report),
         meaning=verdict_meaning(report),
         facts=page_verdict.facts(report),
         subject=page_verdict.subject(report),
-        warnings=[marked(sentence(text)) for _, text in warnings_of(report)],
-        contents=_contents(parts),
-        delta=number(report.delta),
+        warnings=warnings_of(report),
+        missing=list(_missing(report)),
+        root=root_finding(report),
+        further=further_findings(report),
+        epsilons=epsilon_section(report),
+        step=tradeoff(report),
+        time=timeline(report),
+        noise=tensor_section(report),
+        groups=page_verdict.check_groups(report),
+        examinations=page_verdict.examinations(report),
+        not_examined=page_verdict.not_examined(report),
         never=page_verdict.never(report),
-        one_training=report.trainings is None,
-        notes=[marked(sentence(note)) for note in report.notes],
+        method=method_table(report),
+        claim=page_verdict.claim_rows(report),
         call=Markup.escape(call(report)),
         settings=all_settings(report),
-        environment=environment(report),
+        circumstances=page_verdict.circumstances(report),
         cost=cost(report),
         archive=_archive(report),
         digest=digest_of(report),
-        schema=report.schema_version,
-        **parts,
+        delta=number(report.delta),
     )
 
 
@@ -233,17 +234,16 @@ def index_page(rows: Sequence[IndexRow], *, css_beside: bool = False) -> str:
     return rendered(
         "index.html.j2",
         css_beside,
-        headline=f"{', '.join(counts)}",
+        headline=", ".join(counts),
         outcome=worst,
         rows=[
-            {
-                "training": visible(row.training),
-                "page": row.page,
-                "outcome": outcome,
-                "sign": SIGNS[outcome],
-                "says": marked(verdict_sentence(row.report) if row.report else row.error),
-                "numbers": _numbers(row.report) if row.report else "",
-            }
+            (
+                row,
+                outcome,
+                SIGNS[outcome],
+                verdict_sentence(row.report) if row.report else row.error,
+                _numbers(row.report) if row.report else "",
+            )
             for row, outcome in found
         ],
     )
@@ -268,7 +268,7 @@ def _templates() -> Environment:
     # Compiled templates are kept where Python keeps compiled modules.
     folder = Path(__file__).with_name("__pycache__")
     kept = not sys.dont_write_bytecode and os.access(folder, os.W_OK)
-    return Environment(
+    made = Environment(
         loader=PackageLoader("lightning_audit.report"),
         bytecode_cache=FileSystemBytecodeCache(str(folder)) if kept else None,
         autoescape=True,
@@ -277,6 +277,9 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.filters |= {"marked": marked, "sentence": sentence, "visible": visible}
+    made.filters["look_at"] = look_at_sentence
+    return made
 
 
 def _finalized(value: Any) -> Any:
@@ -302,52 +305,13 @@ def rendered(template: str, css_beside: bool, **values: Any) -> str:
     )
 
 
-def _parts(report: AuditReport) -> dict[str, Any]:
-    """Return the sections by name; those for which the report lacks numbers are empty."""
-    verdict = report.verdict
-    return {
-        "missing": list(_missing(report)),
-        "advice": marked(sentence(verdict.advice)) if not verdict.root else "",
-        "root": root_finding(report),
-        "further": further_findings(report),
-        "epsilons": epsilon_section(report),
-        "step": tradeoff(report),
-        "time": timeline(report),
-        "noise": tensor_section(report),
-        "groups": page_verdict.check_groups(report),
-        "not_examined": page_verdict.not_examined(report),
-        "examinations": page_verdict.examinations(report),
-        "method": method_table(report),
-        "claim": page_verdict.claim_rows(report),
-        "circumstances": page_verdict.circumstances(report),
-    }
-
-
-def _missing(report: AuditReport) -> Iterator[Markup]:
+def _missing(report: AuditReport) -> Iterator[str]:
     """Yield what a pass still needs, with the steps that are missing."""
     details = {one.sentence: one for one in report.blockers}
     for item in report.verdict.pass_blockers:
         more = details[item].steps_more if item in details else None
         steps = f" About {plural(more, 'more step')}." if more and "more step" not in item else ""
-        yield marked(sentence(item) + steps)
-
-
-def _contents(parts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the anchors of the page, with their names."""
-    step = parts["step"]
-    every = (
-        ("missing", "Missing", parts["missing"]),
-        ("finding", "What is wrong", parts["root"]),
-        ("epsilon", "Claimed and measured", True),
-        ("step", "One step", step["words"] or step["picture"]),
-        ("time", "Over the run", parts["time"]),
-        ("noise", "Noise by tensor", parts["noise"]),
-        ("examined", "Examined", True),
-        ("not-examined", "Not examined", True),
-        ("method", "Method", True),
-        ("again", "Reproduce", True),
-    )
-    return [(name, words) for name, words, there in every if there]
+        yield sentence(item) + steps
 
 
 def _time_shown(created: str) -> str:

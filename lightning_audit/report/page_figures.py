@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -301,7 +301,6 @@ def _timeline_says(report: AuditReport) -> Iterator[str]:
         yield f"Epsilon was computed {times} only, so it has no curve."
 
 
-@dataclass
 class _Drawing:
     """One picture of a run, at a width of its own.
 
@@ -311,27 +310,26 @@ class _Drawing:
         name: "wide" or "narrow".
     """
 
-    report: AuditReport
-    width: float
-    name: str
-    body: list[Markup] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.is_wide = self.name == "wide"
-        self.left, self.right = 46.0, self.width - (156.0 if self.is_wide else 12.0)
-        self.last = max(1, self.report.steps)
+    def __init__(self, report: AuditReport, width: float, name: str) -> None:
+        self.report, self.width, self.name = report, width, name
+        self.is_wide = name == "wide"
+        self.left, self.right = 46.0, width - (156.0 if self.is_wide else 12.0)
+        self.last = max(1, report.steps)
         self.x = Scale(0.0, self.last, self.left, self.right)
+        #: The log e-value of an alarm.
+        self.level = -math.log(significance_of(report))
 
     def picture(self) -> Markup:
         """Return the whole picture."""
         top, parts = _TOP, []
+        body: list[Markup] = []
         if _has_epsilons(self.report):
-            self.body += self._epsilons(top)
+            body += self._epsilons(top)
             parts.append("epsilon spent, proved and claimed")
             top += _EPSILON + _BETWEEN
         crossed = ""
         if _has_evidence(self.report):
-            self.body += self._evidence(top)
+            body += self._evidence(top)
             parts.append("the evidence against the claim")
             first = self._alarm()
             crossed = (
@@ -340,12 +338,12 @@ class _Drawing:
             top += _EVIDENCE
         else:
             top -= _BETWEEN
-        self.body += self._steps(top)
+        body += self._steps(top)
         words = " and ".join(parts)
         description = f"{words[:1].upper()}{words[1:]} over {plural(self.last, 'step')}.{crossed}"
         size = (self.width, top + _BELOW)
         title = "The run, step by step"
-        return figure(size, self.body, f"time-{self.name}", title, description, self.name)
+        return figure(size, body, f"time-{self.name}", title, description, self.name)
 
     # -------------------------------------------------------------- epsilon
 
@@ -383,19 +381,15 @@ class _Drawing:
 
     # -------------------------------------------------------------- evidence
 
-    def _level(self) -> float:
-        """Return the log e-value of an alarm."""
-        return -math.log(significance_of(self.report))
-
     def _alarm(self) -> int | None:
         """Return the step, from 1, in which the fault was first seen; else of the first alarm."""
         root, rows = self.report.verdict.root, growth(self.report)
         if root is not None and root.place.step is not None:
             return root.place.step + 1
-        return next((step for step, log_e in rows if log_e >= self._level() - 1e-9), None)
+        return next((step for step, log_e in rows if log_e >= self.level - 1e-9), None)
 
     def _evidence(self, top: float) -> Iterator[Markup]:
-        alarm, cap = self._level(), 3.0 * self._level()
+        alarm, cap = self.level, 3.0 * self.level
         y = Scale(0.0, cap, top + _EVIDENCE, top)
         yield text((self.left, top - 10), "evidence against the claim (e-value)", "axis")
         for tick in (0.0, alarm, 2.0 * alarm, cap):
@@ -415,7 +409,10 @@ class _Drawing:
             words = f"largest so far: {math.exp(best):.2g}, no alarm"
             yield text((self.left + 9, y(0) - 9), words, "lab")
             return
-        yield from self._alarm_label(first, y(alarm) + 17)
+        stops = self.report.settings.get("on_violation") in ("raise", "stop")
+        stopped = ", training stopped" if stops and first >= self.last else ""
+        words = f"first seen in step {first:,}{stopped}"
+        yield self._beside(first, y(alarm) + 17, words, "lab badtext")
         leaves = next((step for step, log_e in rows if log_e > cap), None)
         if leaves is not None:
             yield self._beside(leaves, top + 14, "higher than shown", "lab")
@@ -433,12 +430,6 @@ class _Drawing:
         else:
             points.append((self.x(self.last), points[-1][1]))
         yield path(points, "evid")
-
-    def _alarm_label(self, first: int, at: float) -> Iterator[Markup]:
-        stops = self.report.settings.get("on_violation") in ("raise", "stop")
-        stopped = ", training stopped" if stops and first >= self.last else ""
-        words = f"first seen in step {first:,}{stopped}"
-        yield self._beside(first, at, words, "lab badtext")
 
     def _beside(self, step: int, y: float, words: str, kind: str) -> Markup:
         """Return text next to a step, on the side that has room."""

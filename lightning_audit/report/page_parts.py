@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 from lightning_audit.files import visible
-from lightning_audit.report.text import LN10, RAISED
+from lightning_audit.report.text import LN10, with_signs
 from lightning_audit.report.text import plural as plural
+from lightning_audit.report.text import power_of_ten as text_of_power
 
 # --- Numbers and text of a report, as the page shows them.
 
-#: From this power of ten on, decimals of the exponent mean nothing.
-_WHOLE_POWER = 10.0
 #: Instead of an unknown number, and between two limits.
 DASH = "\N{EN DASH}"
 #: Percent after a number, on its line.
@@ -91,12 +90,9 @@ def power_of_ten(log_e: float) -> str:
     """
     if math.isinf(log_e):
         return "∞" if log_e > 0 else "0"
-    power = log_e / LN10
-    if 0.0 <= power < 1.0:
+    if 0.0 <= (power := log_e / LN10) < 1.0:
         return f"{10.0**power:.2g}"
-    whole = abs(power) >= _WHOLE_POWER or abs(power - round(power)) < 0.05
-    digits = f"{power + 0.0:.0f}" if whole else f"{power:.1f}"
-    return "10" + ("0" if digits == "-0" else digits).translate(RAISED)
+    return with_signs(text_of_power(log_e))
 
 
 def sentence(text: str) -> str:

@@ -20,7 +20,6 @@ from lightning_audit.report.page_parts import (
     inner,
     level,
     level_line,
-    marked,
     nice,
     number,
     percent,
@@ -309,7 +308,7 @@ def method_table(report: AuditReport) -> dict[str, Any]:
         "rows": [
             (*row, " ".join(letters[text] for text in assumed) or DASH) for *row, assumed in rows
         ],
-        "assumptions": [marked(sentence(text)) for text in every],
+        "assumptions": every,
         "letters": f"A to {_letter(len(every) - 1)}" if every[1:] else "A",
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections import Counter
@@ -12,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from lightning_audit.checks.check import DECLARED, QUESTIONS, REGISTRY
+from lightning_audit.checks.check import DECLARED, QUESTIONS, REGISTRY, Check
 from lightning_audit.files import visible
 from lightning_audit.report.page_parts import (
     DASH,
@@ -33,7 +32,6 @@ from lightning_audit.report.text import (
     counted,
     headline,
     headline_of,
-    look_at_sentence,
     powers,
     records_of,
     refutes_mechanism,
@@ -323,26 +321,20 @@ class CheckShown:
     """One check in its group.
 
     Args:
-        status: of the result.
-        sign: of the status.
+        result: of the check.
+        sign: of its status.
         word: the status in words, or what the check follows from.
-        name: the finding's name.
         title: its title, and whose it is.
-        message: what was seen.
         evidence: its e-value.
-        means: what a failure means.
-        look_at: what to look at after a failure, in a sentence.
+        explains: its declaration, if a failure is to be explained.
     """
 
-    status: str
+    result: CheckResult
     sign: str
     word: str
-    name: str
     title: str
-    message: Markup
     evidence: str
-    means: Markup
-    look_at: Markup
+    explains: Check | None
 
 
 @dataclass(frozen=True)
@@ -377,16 +369,10 @@ def check_groups(report: AuditReport) -> list[CheckGroup]:
     for check in report.checks:
         known = DECLARED.get(check.name)
         by_topic[(known and known.topic) or _OTHER].append(check)
-    significance = significance_of(report)
-    groups = [_group(name, checks, significance) for name, checks in by_topic.items() if checks]
-    if report.trainings is not None:
-        groups = [dataclasses.replace(group, question=_OF_TRAININGS) for group in groups]
-    if refutes_mechanism(report):
-        groups = [_without_mechanism(group) if group.name == _TOTAL else group for group in groups]
-    return groups
+    return [_group(report, name, checks) for name, checks in by_topic.items() if checks]
 
 
-def not_examined(report: AuditReport) -> list[tuple[str, Markup]]:
+def not_examined(report: AuditReport) -> list[tuple[str, str]]:
     """Return the titles of checks that did not run, with the reason that they share."""
     reasons: dict[str, list[str]] = {}
     for check in report.checks:
@@ -394,7 +380,7 @@ def not_examined(report: AuditReport) -> list[tuple[str, Markup]]:
             titles = reasons.setdefault(check.message, [])
             title = _with_owner(heading(check), check)
             titles.append(inner(title) if titles else title)
-    return [(listed(titles), marked(sentence(reason))) for reason, titles in reasons.items()]
+    return [(listed(titles), sentence(reason)) for reason, titles in reasons.items()]
 
 
 def heading(check: CheckResult, *, failed: bool = False) -> str:
@@ -415,25 +401,16 @@ def _alarm(check: CheckResult, significance: float) -> str:
     return power_of_ten(math.log(level)) if level >= _LARGE else f"{float(f'{level:.2g}'):,.0f}"
 
 
-def _group(name: str, results: Sequence[CheckResult], significance: float) -> CheckGroup:
+def _group(report: AuditReport, name: str, results: Sequence[CheckResult]) -> CheckGroup:
     ordered = sorted(results, key=lambda c: (_WORST.index(c.status), bool(c.follows_from)))
-    status = ordered[0].status
-    return CheckGroup(
-        name=name,
-        question=QUESTIONS.get(name, "What checks of other packages found."),  # type: ignore[call-overload]
-        status=status,
-        sign=STATUSES[status][0],
-        says=_says(results),
-        checks=tuple(_check_shown(check, significance) for check in ordered),
-    )
-
-
-def _without_mechanism(group: CheckGroup) -> CheckGroup:
-    """Return the group of the total if the mechanism, for which it is computed, did not run."""
-    if group.status != "ok":
-        return group
-    says = f"{group.says}, for the stated mechanism only"
-    return dataclasses.replace(group, status="not_run", sign=DASH, says=says)
+    status, says = ordered[0].status, _says(results)
+    if name == _TOTAL and status == "ok" and refutes_mechanism(report):
+        status, says = "not_run", f"{says}, for the stated mechanism only"
+    question = QUESTIONS.get(name, "What checks of other packages found.")  # type: ignore[call-overload]
+    if report.trainings is not None:
+        question = _OF_TRAININGS
+    shown = tuple(_check_shown(check, significance_of(report)) for check in ordered)
+    return CheckGroup(name, question, status, STATUSES[status][0], says, shown)
 
 
 def _says(results: Sequence[CheckResult]) -> str:
@@ -459,20 +436,13 @@ def _check_shown(check: CheckResult, significance: float) -> CheckShown:
     failed = check.status in ("violated", "undecided", "warned", "allowed")
     if check.follows_from:
         word = f"follows from “{inner(title_of(check.follows_from, failed=True))}”"
-    explain = failed and not check.follows_from and known is not None
-    ran = check.status != "not_run" and check.log_e_value is not None and check.share > 0
-    value = power_of_ten(check.log_e_value or 0.0)
-    return CheckShown(
-        status=check.status,
-        sign=sign,
-        word=word,
-        name=visible(check.name),
-        title=_with_owner(heading(check, failed=failed), check),
-        message=marked(sentence(check.message)),
-        evidence=f"e = {value}, alarm at {_alarm(check, significance)}" if ran else "",
-        means=marked(known.meaning if explain and known else ""),
-        look_at=marked(look_at_sentence(known.look_at) if explain and known else ""),
-    )
+    evidence = ""
+    if check.status != "not_run" and check.log_e_value is not None and check.share > 0:
+        alarm = _alarm(check, significance)
+        evidence = f"e = {power_of_ten(check.log_e_value)}, alarm at {alarm}"
+    title = _with_owner(heading(check, failed=failed), check)
+    explains = known if failed and not check.follows_from else None
+    return CheckShown(check, sign, word, title, evidence, explains)
 
 
 def _with_owner(title: str, check: CheckResult) -> str:

@@ -213,7 +213,7 @@ def power_of_ten(log_value: float) -> str:
         ('10^4.6', '10^750')
     """
     power = log_value / LN10
-    return f"10^{power:.0f}" if abs(power) >= 10 else f"10^{round(power, 1):g}"
+    return f"10^{power:.0f}" if abs(power) >= 10 else f"10^{round(power, 1) + 0.0:g}"
 
 
 def short_name(name: str) -> str:
@@ -273,7 +273,7 @@ STYLES: Mapping[str, str] = {
 _OF_A_FILE = 100_000
 #: Nothing that is printed is markup or an emoji code.
 _LITERAL: Any = {"markup": False, "emoji": False, "highlight": False, "force_jupyter": False}
-RAISED = str.maketrans("0123456789-.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻·")
+_RAISED = str.maketrans("0123456789-.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻·")
 _POWER = re.compile(r"10\^(-?\d+(?:\.\d+)?)")
 
 
@@ -308,7 +308,7 @@ def with_signs(text: str) -> str:
         >>> with_signs("e = 10^4.6, proved >= 2")
         'e = 10⁴·⁶, proved ≥ 2'
     """
-    raised = _POWER.sub(lambda power: f"10{power[1].translate(RAISED)}", text)
+    raised = _POWER.sub(lambda power: f"10{power[1].translate(_RAISED)}", text)
     return raised.replace(">=", "≥").replace("<=", "≤")
 
 

@@ -47,7 +47,7 @@ def test_each_assumption_has_one_letter_in_the_order_of_the_list():
     letters = [chr(65 + i) for i in range(len(table["assumptions"]))]
     assert list(dict.fromkeys(used)) == letters
     assert len(set(table["assumptions"])) == len(table["assumptions"])
-    assert table["assumptions"][0] == "Steps are independent."  # as the report states it
+    assert table["assumptions"][0] == "steps are independent"  # as the report states it
 
 
 def test_the_twenty_seventh_assumption_is_aa():
