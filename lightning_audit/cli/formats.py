@@ -374,51 +374,46 @@ def _cases(one: Checked) -> Iterator[ElementTree.Element]:
         for check in one.report.checks:
             yield _of_check(one, check, found.get(id(check)))
         if one.undecided:
-            yield _case(one, "gate", "verdict", "error", "INCONCLUSIVE", one.undecided)
+            case = _case(one, "gate", "verdict")
+            yield _problem(case, "error", "INCONCLUSIVE", one.undecided)
     for remark in one.remarks:
         kind: _Kind = "failure" if remark.outcome == "VIOLATION" else "error"
         first, *rest = remark.text.split("\n")
-        yield _case(one, "gate", remark.rule, kind, remark.rule, first, rest)
+        yield _problem(_case(one, "gate", remark.rule), kind, remark.rule, first, rest)
 
 
 def _of_check(one: Checked, check: CheckResult, finding: Finding | None) -> ElementTree.Element:
     known = DECLARED[check.name]
     of = f" of {check.optimizer}" if check.optimizer else ""
-    topic, name = known.topic or "Other", f"{known.heading()} ({check.name}){of}"
+    case = _case(one, known.topic or "Other", f"{known.heading()} ({check.name}){of}")
     if check.follows_from:
-        why = f"follows from {check.follows_from}"
-        return _case(one, topic, name, "skipped", "follows", why)
+        return _problem(case, "skipped", "follows", f"follows from {check.follows_from}")
     if check.status == "not_run":
-        return _case(one, topic, name, "skipped", "not_run", check.message)
+        return _problem(case, "skipped", "not_run", check.message)
     if finding is None:
-        return _case(one, topic, name)
+        return case
     details = [check.message, f"Severity: {finding.severity}", f"Look at: {finding.look_at}"]
     details += [f"Code: {p.name} at {p.file}:{p.line}" for p in finding.places]
     if finding.fails:
         kind: _Kind = "failure" if check.status == "violated" else "error"
-        return _case(one, topic, name, kind, check.name, finding.title, details)
-    case = _case(one, topic, name)
+        return _problem(case, kind, check.name, finding.title, details)
     output = ElementTree.SubElement(case, "system-out")
     output.text = "\n".join(map(visible, [f"{check.status}: {finding.title}", *details]))
     return case
 
 
-def _case(
-    one: Checked,
-    topic: str,
-    name: str,
-    kind: _Kind | None = None,
-    type_: str = "",
-    message: str = "",
-    details: Sequence[str] = (),
+def _case(one: Checked, topic: str, name: str) -> ElementTree.Element:
+    """Return a case that passed."""
+    of = visible(f"{one.training}.{topic}")
+    return ElementTree.Element("testcase", classname=of, name=visible(name), time="0")
+
+
+def _problem(
+    case: ElementTree.Element, kind: _Kind, type_: str, message: str, details: Sequence[str] = ()
 ) -> ElementTree.Element:
-    """Return a case; without a kind, one that passed."""
-    case = ElementTree.Element(
-        "testcase", classname=visible(f"{one.training}.{topic}"), name=visible(name), time="0"
-    )
-    if kind:
-        child = ElementTree.SubElement(case, kind, type=type_, message=visible(message))
-        child.text = "\n".join(map(visible, details)) or None
+    """Return a case with why it did not pass."""
+    child = ElementTree.SubElement(case, kind, type=type_, message=visible(message))
+    child.text = "\n".join(map(visible, details)) or None
     return case
 
 
@@ -629,7 +624,7 @@ def _command(annotation: _Annotation) -> str:
 
 
 def _data(text: str) -> str:
-    text = "\n".join(map(visible, text.split("\n")))
+    text = _visible_lines(text)
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
@@ -712,47 +707,35 @@ def _results(one: Checked) -> Iterator[dict[str, Any]]:
 
 def _sarif_result(one: Checked, finding: Finding) -> dict[str, Any]:
     levels = {"violated": "error", "undecided": "warning", "allowed": "error"}
+    status = finding.result.status
     parts = f"{finding.title}.", f"{finding.result.message}.", look_at_sentence(finding.look_at)
-    result = _result(
-        one,
-        finding.result.name,
-        " ".join(filter(None, parts)),
-        levels.get(finding.result.status, "note"),
-        finding.result.optimizer,
-        finding.places,
-    )
+    text = " ".join(filter(None, parts))
+    result = _result(one, finding.result.name, text, levels.get(status, "note"), finding)
     result["properties"].update(
         severity=finding.severity,
         meaning=SEVERITIES[finding.severity],
-        status=finding.result.status,
+        status=status,
         explains=list(finding.explains),
     )
-    if finding.result.status == "allowed":
+    if status == "allowed":
         reason = "allow= of the training's audit names this check"
         result["suppressions"] = [{"kind": "external", "justification": reason}]
     return result
 
 
 def _result(
-    one: Checked,
-    rule: str,
-    text: str,
-    level: str | None,
-    optimizer: str = "",
-    places: Sequence[CodePlace] = (),
+    one: Checked, rule: str, text: str, level: str | None, finding: Finding | None = None
 ) -> dict[str, Any]:
     """Return a result; without a level, one that could not be decided."""
-    decided = {"kind": "fail", "level": level} if level else {"kind": "open", "level": "none"}
+    places, optimizer = (finding.places, finding.result.optimizer) if finding else ((), "")
     own = {"physicalLocation": {"artifactLocation": _artifact(one.place)}}
     return {
         "ruleId": rule,
-        **decided,
-        "message": {"text": "\n".join(map(visible, text.split("\n")))},
+        **({"kind": "fail", "level": level} if level else {"kind": "open", "level": "none"}),
+        "message": {"text": _visible_lines(text)},
         "locations": [_location(places[0]) if places else own],
         "relatedLocations": [{"id": i, **_location(p)} for i, p in enumerate(places[1:], 1)],
-        "partialFingerprints": {
-            "checkAndTraining/v1": fingerprint(rule, one.training, optimizer),
-        },
+        "partialFingerprints": {"checkAndTraining/v1": fingerprint(rule, one.training, optimizer)},
         "properties": {"training": visible(one.training)},
     }
 
@@ -772,5 +755,9 @@ def _artifact(path: str) -> dict[str, str]:
 
 
 def _failure(one: Checked) -> dict[str, Any]:
-    text = "\n".join(visible(line) for r in one.remarks for line in r.text.split("\n"))
+    text = _visible_lines("\n".join(remark.text for remark in one.remarks))
     return {"level": "error", "message": {"text": text}}
+
+
+def _visible_lines(text: str) -> str:
+    return "\n".join(map(visible, text.split("\n")))

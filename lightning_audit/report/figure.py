@@ -22,6 +22,7 @@ from lightning_audit.files import replacing, visible, with_extra
 from lightning_audit.results.audit_report import (
     AuditReport,
     Verdict,
+    first_of,
     outcome_in_words,
 )
 from lightning_audit.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
@@ -249,12 +250,8 @@ _OTHER = (GREY, "-.", "*")
 _PREFIX = "epsilon_lower/"
 
 
-class _Series(NamedTuple):
-    """A line of the right panel."""
-
-    name: str
-    x: list[float]
-    y: list[float]
+#: The known numbers of a line of the right panel, each with its place.
+_Series = list[tuple[float, float]]
 
 
 def draw_epsilon(axes: Axes, report: AuditReport) -> list[str]:
@@ -269,29 +266,22 @@ def draw_epsilon(axes: Axes, report: AuditReport) -> list[str]:
     """
     unit, at = _positions(report.epochs)
     names = [name for name in _names(report.epochs) if name.startswith(_PREFIX)]
-    lower, spent, *others = (
-        _series(report.epochs, at, name) for name in ("epsilon_lower", "epsilon_spent", *names)
-    )
-    thick: dict[str, Any] = {
-        "color": BLUE,
-        "linewidth": 3.0,
-        "marker": "o",
-        "markersize": 7,
-        "zorder": 5,
+    series = {
+        name: _series(report.epochs, at, name)
+        for name in ("epsilon_lower", "epsilon_spent", *names)
     }
-    _draw_series(axes, lower, label="proved, anytime", **thick)
+    thick: dict[str, Any] = {"linewidth": 3.0, "markersize": 7, "zorder": 5}
+    _draw_series(axes, series["epsilon_lower"], "proved, anytime", BLUE, "-", "o", **thick)
     claim = report.claimed_epsilon
     if claim is not None and math.isfinite(claim):
         label = "claimed" if report.claim_holds else "claimed, not known to hold"
         axes.axhline(claim, color=INK, linewidth=1.8, linestyle=(0, (6, 3)), label=label)
-    used: dict[str, Any] = {"color": GREY, "linewidth": 1.8, "linestyle": "-.", "marker": "d"}
-    _draw_series(axes, spent, label="spent", **used)
-    for series in others:
-        name = series.name.removeprefix(_PREFIX)
-        label, colour, dashes, marker = _METHOD_STYLES.get(name, (plain(name), *_OTHER))
-        thin: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker}
-        _draw_series(axes, series, label=label, linewidth=1.0, **thin)
-    _scale_epsilon(axes, [lower, spent, *others], claim)
+    _draw_series(axes, series["epsilon_spent"], "spent", GREY, "-.", "d", linewidth=1.8)
+    for key in names:
+        name = key.removeprefix(_PREFIX)
+        look = _METHOD_STYLES.get(name, (plain(name), *_OTHER))
+        _draw_series(axes, series[key], *look, linewidth=1.0)
+    _scale_epsilon(axes, list(series.values()), claim)
     if report.epochs:
         axes.locator_params(axis="x", integer=True)
     else:
@@ -319,21 +309,22 @@ def _names(rows: Sequence[Mapping[str, float]]) -> list[str]:
 def _series(rows: Sequence[Mapping[str, float]], at: Sequence[float], name: str) -> _Series:
     """Return one line without missing and infinite numbers."""
     pairs = [(x, row.get(name)) for x, row in zip(at, rows, strict=True)]
-    known = [(x, float(y)) for x, y in pairs if y is not None and math.isfinite(y)]
-    return _Series(name, [x for x, _ in known], [y for _, y in known])
+    return [(x, float(y)) for x, y in pairs if y is not None and math.isfinite(y)]
 
 
-def _draw_series(axes: Axes, series: _Series, **style: Any) -> None:
-    if series.x:
-        every = max(1, len(series.x) // 8)
-        style = {"markersize": 5, "markevery": every, "clip_on": False, **style}
-        axes.plot(series.x, series.y, **style)
+def _draw_series(
+    axes: Axes, series: _Series, label: str, colour: str, dashes: str, marker: str, **more: Any
+) -> None:
+    if series:
+        look = {"label": label, "color": colour, "linestyle": dashes, "marker": marker}
+        usual = {"markersize": 5, "markevery": max(1, len(series) // 8), "clip_on": False}
+        axes.plot(*zip(*series, strict=True), **{**usual, **look, **more})
 
 
 def _scale_epsilon(axes: Axes, drawn: Sequence[_Series], claim: float | None) -> None:
     """Scale the y axis from zero, logarithmically if the final values differ by a factor of 20."""
-    final = [series.y[-1] for series in drawn if series.y]
-    highest = [max(series.y) for series in drawn if series.y]
+    final = [series[-1][1] for series in drawn if series]
+    highest = [max(y for _, y in series) for series in drawn if series]
     if claim is not None and math.isfinite(claim):
         final.append(claim)
         highest.append(claim)
@@ -440,8 +431,7 @@ def _findings(verdict: Verdict) -> str:
     if verdict.root is None:
         return ""
     further = list(dict.fromkeys(plain(fault.finding) for fault in verdict.further))
-    more = f" and {len(further) - 2} more" if len(further) > 2 else ""
-    also = f"; also {', '.join(further[:2])}{more}" if further else ""
+    also = f"; also {first_of(further, 2)}" if further else ""
     return f": {plain(verdict.root.finding)}{also}"
 
 

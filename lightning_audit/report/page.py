@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -160,20 +160,22 @@ CSS_NAME = "report.css"
 
 
 @dataclass(frozen=True)
-class IndexRow:
-    """A training in an index.
+class Source:
+    """A report of which a page is written, and which an index lists.
 
     Args:
         training: its name.
-        page: address of its page, relative to the index; empty if it has none.
-        report: its report; None if it cannot be read.
+        folder: where its report is.
+        report: the report; None if it cannot be read.
         error: why it cannot be read.
+        page: address of its page, relative to the index; empty if it has none.
     """
 
     training: str
-    page: str
+    folder: Path
     report: AuditReport | None
     error: str = ""
+    page: str = ""
 
 
 def report_page(report: AuditReport, training: str, *, css_beside: bool = False) -> str:
@@ -219,7 +221,7 @@ def report_page(report: AuditReport, training: str, *, css_beside: bool = False)
     )
 
 
-def index_page(rows: Sequence[IndexRow], *, css_beside: bool = False) -> str:
+def index_page(rows: Sequence[Source], *, css_beside: bool = False) -> str:
     """Return the index of several reports, the worst outcome first.
 
     Args:
@@ -334,7 +336,7 @@ def digest_of(report: AuditReport) -> str:
     return report_json.digest(json.loads(report.to_json()))
 
 
-def _outcome(row: IndexRow) -> Outcome:
+def _outcome(row: Source) -> Outcome:
     return row.report.verdict.outcome if row.report else "INCONCLUSIVE"
 
 
@@ -352,23 +354,6 @@ def _numbers(report: AuditReport) -> str:
 
 #: Name of the page of a folder of reports.
 INDEX_NAME = "index.html"
-
-
-@dataclass(frozen=True)
-class Source:
-    """A report of which a page is written.
-
-    Args:
-        training: its name.
-        folder: where its report is.
-        report: the report; None if it cannot be read.
-        error: why it cannot be read.
-    """
-
-    training: str
-    folder: Path
-    report: AuditReport | None
-    error: str = ""
 
 
 def write_page(
@@ -424,7 +409,7 @@ def write_pages(
             training = training_of(source.folder / name)
             write_page(source.report, place, training, beside=beside)
             address = _address(place, folder)
-        rows.append(IndexRow(source.training, address, source.report, source.error))
+        rows.append(replace(source, page=address))
     index = folder / INDEX_NAME
     _write(index, index_page(rows, css_beside=beside))
     if beside:

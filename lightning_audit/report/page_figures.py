@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ from lightning_audit.report.page_parts import (
     tick_row,
     upright,
 )
-from lightning_audit.report.text import significance_of
+from lightning_audit.report.text import is_correlated, significance_of
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.stats.tradeoff import GaussianTradeoff
 
@@ -321,25 +321,23 @@ class _Drawing:
 
     def picture(self) -> Markup:
         """Return the whole picture."""
-        top, parts = _TOP, []
-        body: list[Markup] = []
+        panels: list[tuple[str, Callable[[float], Iterator[Markup]], float]] = []
         if _has_epsilons(self.report):
-            body += self._epsilons(top)
-            parts.append("epsilon spent, proved and claimed")
-            top += _EPSILON + _BETWEEN
+            panels.append(("epsilon spent, proved and claimed", self._epsilons, _EPSILON))
         crossed = ""
         if _has_evidence(self.report):
-            body += self._evidence(top)
-            parts.append("the evidence against the claim")
+            panels.append(("the evidence against the claim", self._evidence, _EVIDENCE))
             first = self._alarm()
             crossed = (
                 f" First seen in step {first:,}." if first else " The alarm level was not reached."
             )
-            top += _EVIDENCE
-        else:
-            top -= _BETWEEN
+        body: list[Markup] = []
+        top = _TOP - _BETWEEN
+        for _, draw, height in panels:
+            body += draw(top + _BETWEEN)
+            top += _BETWEEN + height
         body += self._steps(top)
-        words = " and ".join(parts)
+        words = " and ".join(words for words, _, _ in panels)
         description = f"{words[:1].upper()}{words[1:]} over {plural(self.last, 'step')}.{crossed}"
         size = (self.width, top + _BELOW)
         title = "The run, step by step"
@@ -494,11 +492,6 @@ def true_positives(mu: float, fpr: float = FPR) -> float:
         Definition 2.6.
     """
     return float(special.ndtr(mu + special.ndtri(fpr)))
-
-
-def is_correlated(report: AuditReport) -> bool:
-    """Return whether noise that is correlated over steps is claimed."""
-    return bool((report.settings.get("claim") or {}).get("noise_coefficients"))
 
 
 def _words(report: AuditReport, curve: GaussianTradeoff | None) -> Iterator[str]:

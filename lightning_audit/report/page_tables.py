@@ -13,7 +13,7 @@ from lightning_audit.checks import sampling
 from lightning_audit.checks.check import OF_BATCHES
 from lightning_audit.files import visible
 from lightning_audit.report import page_verdict
-from lightning_audit.report.page_figures import FPR, is_correlated
+from lightning_audit.report.page_figures import FPR
 from lightning_audit.report.page_parts import (
     DASH,
     element,
@@ -30,7 +30,14 @@ from lightning_audit.report.page_parts import (
     tick_row,
     upright,
 )
-from lightning_audit.report.text import by_accountant, lower, refutes_mechanism, title_of
+from lightning_audit.report.text import (
+    by_accountant,
+    is_correlated,
+    lower,
+    refutes_mechanism,
+    stated,
+    title_of,
+)
 from lightning_audit.results.audit_report import (
     AT_END,
     AuditReport,
@@ -121,8 +128,8 @@ def epsilon_section(report: AuditReport) -> dict[str, Any]:
 
 def adjacency_words(report: AuditReport) -> str:
     """Return what neighboring data sets differ by."""
-    claim, seen = report.settings.get("claim") or {}, report.trainings
-    replaced = (claim.get("adjacency") if seen is None else seen.pair) == "replace_one"
+    seen = report.trainings
+    replaced = (stated(report, "adjacency") if seen is None else seen.pair) == "replace_one"
     words = "one record is replaced by another" if replaced else "one record is added or removed"
     return f"{words}{report.of_items}"
 
@@ -138,8 +145,7 @@ def sampling_words(report: AuditReport) -> str:
             loader = check.evidence.get("loader")
             title = lower(title_of(check.name, failed=True))
             return visible(f"{title} ({loader})" if loader else title)
-    claim = report.settings.get("claim") or {}
-    if claim.get("sampling") == "shuffled":
+    if stated(report, "sampling") == "shuffled":
         return "shuffled batches, each record in one step per epoch, which nothing amplifies"
     return POISSON
 

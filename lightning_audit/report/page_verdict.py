@@ -46,6 +46,7 @@ from lightning_audit.results.audit_report import (
     LikelyFault,
     Place,
     TrainingsSeen,
+    first_of,
 )
 from lightning_audit.results.report_details import CodePlace
 from lightning_audit.results.report_json import plain
@@ -378,22 +379,15 @@ def not_examined(report: AuditReport) -> list[tuple[str, str]]:
     for check in report.checks:
         if check.status == "not_run":
             titles = reasons.setdefault(check.message, [])
-            title = _with_owner(heading(check), check)
+            title = _heading(check)
             titles.append(inner(title) if titles else title)
     return [(listed(titles), sentence(reason)) for reason, titles in reasons.items()]
 
 
-def heading(check: CheckResult, *, failed: bool = False) -> str:
-    """Return the title of a check; the name of one that this release does not know."""
-    return visible(title_of(check.name, failed=failed))
-
-
-def alarm_words(check: CheckResult, significance: float) -> str:
-    """Return a failed check's evidence, and the level of its alarm."""
-    if check.log_e_value is None or not check.share:
-        return "It was seen directly, without statistics."
-    value = power_of_ten(check.log_e_value)
-    return f"Evidence e = {value}; the alarm is at {_alarm(check, significance)}."
+def _heading(check: CheckResult, *, failed: bool = False) -> str:
+    """Return the title of a check, and whose it is; the name of one that is not known."""
+    title = visible(title_of(check.name, failed=failed))
+    return f"{title} ({visible(check.optimizer)})" if check.optimizer else title
 
 
 def _alarm(check: CheckResult, significance: float) -> str:
@@ -440,13 +434,9 @@ def _check_shown(check: CheckResult, significance: float) -> CheckShown:
     if check.status != "not_run" and check.log_e_value is not None and check.share > 0:
         alarm = _alarm(check, significance)
         evidence = f"e = {power_of_ten(check.log_e_value)}, alarm at {alarm}"
-    title = _with_owner(heading(check, failed=failed), check)
+    title = _heading(check, failed=failed)
     explains = known if failed and not check.follows_from else None
     return CheckShown(check, sign, word, title, evidence, explains)
-
-
-def _with_owner(title: str, check: CheckResult) -> str:
-    return f"{title} ({visible(check.optimizer)})" if check.optimizer else title
 
 
 # --- The verdict of a report in plain words, made by rule, and its root finding.
@@ -463,8 +453,6 @@ _VIOLATIONS = {
         "The steps may be sound; the number that is claimed for them is not.",
     ),
 }
-#: Parameters that a place names.
-_PARAMETERS = 5
 
 
 def verdict_sentence(report: AuditReport) -> str:
@@ -552,7 +540,11 @@ def _finding_shown(report: AuditReport, fault: LikelyFault) -> dict[str, Any]:
     result, known = result_of(report, fault), REGISTRY.get(fault.finding)
     evidence = sentence(result.message if result else fault.sentence)
     if result is not None and result.status == "violated":
-        evidence += f" {alarm_words(result, significance_of(report))}"
+        alarm = " It was seen directly, without statistics."
+        if result.log_e_value is not None and result.share:
+            level = _alarm(result, significance_of(report))
+            alarm = f" Evidence e = {power_of_ten(result.log_e_value)}; the alarm is at {level}."
+        evidence += alarm
     look_at = fault.look_at or report.verdict.advice or (known.look_at if known else "")
     return {
         "headline": marked(headline_of(fault)),
@@ -570,9 +562,7 @@ def _where(place: Place) -> Markup:
     if place.optimizer:
         parts.append(f"in optimizer {place.optimizer}")
     if place.parameters:
-        names = [f"`{name}`" for name in place.parameters[:_PARAMETERS]]
-        more = len(place.parameters) - _PARAMETERS
-        parts.append(f"in {', '.join(names)}{f' and {more} more' if more > 0 else ''}")
+        parts.append(f"in {first_of([f'`{name}`' for name in place.parameters])}")
     if place.process is not None:
         parts.append(f"in process {place.process}")
     return marked(sentence(", ".join(parts) or "unknown"))

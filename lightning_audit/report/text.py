@@ -27,6 +27,7 @@ from lightning_audit.results.audit_report import (
     LikelyFault,
     TrainingsSeen,
     describe,
+    first_of,
     measured_words,
     outcome_in_words,
 )
@@ -116,6 +117,16 @@ def by_accountant(report: AuditReport) -> bool:
     return report.settings.get("claimed_epsilon", 0.0) is None
 
 
+def stated(report: AuditReport, part: str) -> Any:
+    """Return a part of the claim that the user states; None if it is not stated."""
+    return (report.settings.get("claim") or {}).get(part)
+
+
+def is_correlated(report: AuditReport) -> bool:
+    """Return whether noise that is correlated over steps is claimed."""
+    return bool(stated(report, "noise_coefficients"))
+
+
 def powers(report: AuditReport) -> dict[str, tuple[float, float]]:
     """Return the size of a fault and the probability that it was seen, by part of a claim."""
     return {
@@ -146,16 +157,14 @@ def warnings_of(report: AuditReport) -> list[tuple[str, str]]:
     """Return what fails no gate and lets more out than epsilon says: each in short, and whole."""
     found = []
     if report.published:
-        names = ", ".join("`{}`".format(name.replace("`", "'")) for name in report.published[:5])
-        more = f" and {len(report.published) - 5} more" if len(report.published) > 5 else ""
-        short = f"logs {names}{more} without noise"
+        names = ["`{}`".format(name.replace("`", "'")) for name in report.published]
+        short = f"logs {first_of(names)} without noise"
         unless = "no epsilon covers it unless it follows from released weights"
         found.append((short, f"the training {short}: records decide it, and {unless}"))
     records = records_of(report)
     above = any(check.evidence.get("delta_above_records") for check in report.checks)
     if above or (records and report.delta > 1.0 / records):
-        private = (report.settings.get("claim") or {}).get("private_dataset_size")
-        shown = records is not None and not private
+        shown = records is not None and not stated(report, "private_dataset_size")
         many = f"about {float(f'{records:.2g}'):,.0f}" if shown else "number of"
         short = f"delta {report.delta:g} is above one over the {many} records"
         found.append((short, f"{short}: such a delta admits publishing a record; take less"))
@@ -510,8 +519,7 @@ def _found(report: AuditReport) -> Iterator[Row]:
     if where:
         yield Row("Where", ", ".join(where), 2)
     code = code_of(root) or ["no line known; see Look at"]
-    more = f" and {len(code) - 1} more" if len(code) > 1 else ""
-    short, whole = f"{code[0]}{more}", ", ".join(code)
+    short, whole = first_of(code, 1), ", ".join(code)
     yield Row("Code", whole, 2, lambda lines: short if lines == 1 else whole)
     look_at = root.look_at or verdict.advice or (check.advice if check else "")
     if look_at:
@@ -582,7 +590,7 @@ def _missing(report: AuditReport) -> Iterator[Row]:
 
 def epsilons(report: AuditReport) -> str:
     """Return the epsilons of a report, with what is known not to hold."""
-    if (report.settings.get("claim") or {}).get("noise_coefficients"):
+    if is_correlated(report):
         return "not composed: the mechanism alone was judged"
     proved, free = report.epsilon_lower, report.epsilon_not_excluded
     remarks = ["accountant"] if by_accountant(report) else []
@@ -662,9 +670,9 @@ def _not_examined(report: AuditReport, lines: int) -> str:
     why = f" ({next(iter(reasons))})" if len(reasons) == 1 else ""
     for reason in (why, ""):
         for count in range(len(names), 0, -1):
-            more = f" and {len(names) - count} more" if count < len(names) else ""
-            text = f"{', '.join(names[:count])}{more}{reason}"
-            if len(textwrap.wrap(text, _ROOM)) <= lines and (not reason or not more):
+            text = f"{first_of(names, count)}{reason}"
+            whole = not reason or count == len(names)
+            if len(textwrap.wrap(text, _ROOM)) <= lines and whole:
                 return text
     return text
 

@@ -166,6 +166,17 @@ def items_words(items: int) -> str:
     return f", with up to {items} items a record" if items > 1 else ""
 
 
+def first_of(names: Sequence[str], most: int = 5) -> str:
+    """Return the first names, and how many more there are.
+
+    Example:
+        >>> first_of(["a", "b", "c"], 2), first_of(["a", "b"], 2)
+        ('a, b and 1 more', 'a, b')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
 def outcome_in_words(verdict: Verdict) -> str:
     """The outcome, with the kind of a violation and what the user allows."""
     kind = f" ({verdict.kind})" if verdict.kind else ""
@@ -224,8 +235,7 @@ def _further(fault: LikelyFault) -> str:
 def _in_words(place: Place) -> str:
     parts = [place.optimizer] if place.optimizer else []
     if place.parameters:
-        more = f" and {len(place.parameters) - 5} more" if len(place.parameters) > 5 else ""
-        parts.append(", ".join(f"`{name}`" for name in place.parameters[:5]) + more)
+        parts.append(first_of([f"`{name}`" for name in place.parameters]))
     if place.process is not None:
         parts.append(f"process {place.process}")
     if place.step is not None:
