@@ -158,7 +158,7 @@ class CardRow:
 
     Args:
         title: what is asked.
-        text: the answer.
+        text: the answer; empty if the owner did not state it.
         asked_by: the standards that ask.
         stated: whether the owner states it; the audit cannot measure that.
     """
@@ -167,11 +167,6 @@ class CardRow:
     text: str
     asked_by: tuple[str, ...]
     stated: bool = False
-
-    @property
-    def known(self) -> bool:
-        """Whether the card has an answer."""
-        return self.text != NOT_STATED
 
 
 def privacy_card(report: AuditReport, facts: Mapping[str, str], name: str) -> dict[str, Any]:
@@ -217,7 +212,7 @@ def _stated(report: AuditReport, key: str, fact: Fact, text: str) -> CardRow:
         logged = f"the training logs {seen} (by the audit)"
         both = f"{text}; {logged}" if text else logged
         return CardRow(fact.title, both, fact.asked_by, stated=bool(text))
-    return CardRow(fact.title, text or NOT_STATED, fact.asked_by, stated=True)
+    return CardRow(fact.title, text, fact.asked_by, stated=True)
 
 
 def standing(report: AuditReport) -> str:
@@ -497,8 +492,8 @@ def _table(rows: Sequence[CardRow]) -> Iterator[str]:
     yield "| | | asked by |"
     yield "|---|---|---|"
     for row in rows:
-        sign = f"{STATED} " if row.stated and row.known else ""
-        text = in_markdown(row.text) if row.known else f"*{row.text}*"
+        sign = f"{STATED} " if row.stated and row.text else ""
+        text = in_markdown(row.text) if row.text else f"*{NOT_STATED}*"
         yield f"| **{in_markdown(row.title)}** | {sign}{text} | {', '.join(row.asked_by)} |"
 
 
@@ -514,4 +509,6 @@ def as_page(report: AuditReport, facts: Mapping[str, str], name: str) -> str:
         name: of the training.
     """
     card = privacy_card(report, facts, name)
-    return rendered("card.html.j2", css_beside=False, card=card, stated=STATED)
+    return rendered(
+        "card.html.j2", css_beside=False, card=card, stated=STATED, not_stated=NOT_STATED
+    )

@@ -24,6 +24,7 @@ from lightning_audit.report.text import (
     length,
     look_at_sentence,
     table,
+    visible_lines,
 )
 from lightning_audit.results.audit_report import (
     EXIT_CODES,
@@ -624,7 +625,7 @@ def _command(annotation: _Annotation) -> str:
 
 
 def _data(text: str) -> str:
-    text = _visible_lines(text)
+    text = visible_lines(text)
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
@@ -732,7 +733,7 @@ def _result(
     return {
         "ruleId": rule,
         **({"kind": "fail", "level": level} if level else {"kind": "open", "level": "none"}),
-        "message": {"text": _visible_lines(text)},
+        "message": {"text": visible_lines(text)},
         "locations": [_location(places[0]) if places else own],
         "relatedLocations": [{"id": i, **_location(p)} for i, p in enumerate(places[1:], 1)],
         "partialFingerprints": {"checkAndTraining/v1": fingerprint(rule, one.training, optimizer)},
@@ -755,9 +756,5 @@ def _artifact(path: str) -> dict[str, str]:
 
 
 def _failure(one: Checked) -> dict[str, Any]:
-    text = _visible_lines("\n".join(remark.text for remark in one.remarks))
+    text = visible_lines("\n".join(remark.text for remark in one.remarks))
     return {"level": "error", "message": {"text": text}}
-
-
-def _visible_lines(text: str) -> str:
-    return "\n".join(map(visible, text.split("\n")))

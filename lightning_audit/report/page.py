@@ -31,7 +31,13 @@ from lightning_audit.report.page_verdict import (
     verdict_meaning,
     verdict_sentence,
 )
-from lightning_audit.report.text import SIGNS, length, look_at_sentence, warnings_of
+from lightning_audit.report.text import (
+    SIGNS,
+    length,
+    look_at_sentence,
+    visible_lines,
+    warnings_of,
+)
 from lightning_audit.results import report_json
 from lightning_audit.results.audit_report import AuditReport, Outcome, TrainingsSeen
 from lightning_audit.results.report_details import PLAIN_LOOP
@@ -125,11 +131,6 @@ def cost(report: AuditReport) -> str:
     return (
         f"The audit took {seconds:.2g} s, {100 * share:.0f}{PERCENT} of the rest of the training."
     )
-
-
-def visible_lines(text: str) -> str:
-    """Return text of several lines, with what cannot be seen in them escaped."""
-    return "\n".join(map(visible, text.split("\n")))
 
 
 def _allowed(settings: Mapping[str, Any]) -> Iterator[str]:

@@ -20,6 +20,9 @@ from lightning_audit.report.text import LN10, with_signs
 from lightning_audit.report.text import plural as plural
 from lightning_audit.report.text import power_of_ten as text_of_power
 
+#: One number: what it is, its value and method, its level at how many looks, its assumptions.
+MethodRow = tuple[str, str, str, str, tuple[str, ...]]
+
 # --- Numbers and text of a report, as the page shows them.
 
 #: Instead of an unknown number, and between two limits.

@@ -16,6 +16,7 @@ from lightning_audit.report import page_verdict
 from lightning_audit.report.page_figures import FPR
 from lightning_audit.report.page_parts import (
     DASH,
+    MethodRow,
     element,
     inner,
     level,
@@ -299,10 +300,6 @@ _HOW = {
 _POWER = {"noise": "Power, noise", "sensitivity": "Power, clipping"}
 #: Assumption of what the run could have shown.
 _VARIANCE = "the data add as much variance to later readings as to those so far"
-
-
-#: One number: what it is, its value and method, its level at how many looks, its assumptions.
-MethodRow = tuple[str, str, str, str, tuple[str, ...]]
 
 
 def method_table(report: AuditReport) -> dict[str, Any]:

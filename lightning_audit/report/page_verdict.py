@@ -16,6 +16,7 @@ from lightning_audit.files import visible
 from lightning_audit.report.page_parts import (
     DASH,
     PERCENT,
+    MethodRow,
     inner,
     level,
     listed,
@@ -28,6 +29,7 @@ from lightning_audit.report.page_parts import (
 )
 from lightning_audit.report.text import (
     NOT_TRIED,
+    Fact,
     by_accountant,
     counted,
     headline,
@@ -50,6 +52,8 @@ from lightning_audit.results.audit_report import (
 )
 from lightning_audit.results.report_details import CodePlace
 from lightning_audit.results.report_json import plain
+
+Pair = tuple[str, str]
 
 # --- What the page says of an audit over many trainings.
 
@@ -77,15 +81,18 @@ def meaning(report: AuditReport, seen: TrainingsSeen) -> str:
     )
 
 
-def facts_of_trainings(seen: TrainingsSeen) -> list[tuple[str, str, str]]:
+def facts_of_trainings(seen: TrainingsSeen) -> list[Fact]:
     """Return the numbers below the verdict, each with a remark."""
     found = counted(seen)
     if seen.canaries > 1:
         found.append(("Canaries", f"{seen.canaries:,}", "in each training"))
     if seen.refuted_after is not None:
         found.append(("Refuted", f"after {seen.refuted_after:,}", "trainings"))
-    alarm = f"≤ {100 * seen.significance:g}{PERCENT}"
-    return [*found, ("False alarm", alarm, "over all looks at the trainings")]
+    return [*found, _false_alarm(seen.significance, "over all looks at the trainings")]
+
+
+def _false_alarm(significance: float, over: str) -> Fact:
+    return "False alarm", f"≤ {100 * significance:g}{PERCENT}", over
 
 
 def bound_row(bound: EpsilonBound) -> tuple[str, str]:
@@ -102,17 +109,10 @@ def bound_row(bound: EpsilonBound) -> tuple[str, str]:
     )
 
 
-def numbers(
-    report: AuditReport, seen: TrainingsSeen
-) -> Iterator[tuple[str, str, str, str, tuple[str, ...]]]:
+def numbers(report: AuditReport, seen: TrainingsSeen) -> Iterator[MethodRow]:
     """Yield the rows of the table of numbers that no other report has."""
-    yield (
-        "Error rate, claimed",
-        f"≥ {number(seen.least_error)}",
-        f"least error rate of guesses with {visible(seen.claim)}",
-        "computed",
-        (),
-    )
+    how = f"least error rate of guesses with {visible(seen.claim)}"
+    yield "Error rate, claimed", f"≥ {number(seen.least_error)}", how, "computed", ()
     if anytime := [bound for bound in report.bounds if bound.looks == "anytime"]:
         holds = f"{level(anytime[0].significance)} confidence, at all looks together"
         assumed = anytime[0].assumptions[:-1]
@@ -151,9 +151,6 @@ _CLAIMS = {
     "sample_rate": "sampling rate",
 }
 
-Fact = tuple[str, str, str]
-Pair = tuple[str, str]
-
 
 def facts(report: AuditReport) -> list[Fact]:
     """Return the numbers below the verdict, each with a remark."""
@@ -180,11 +177,8 @@ def facts(report: AuditReport) -> list[Fact]:
     counts = [count for count in asked if isinstance(count, int) and not isinstance(count, bool)]
     if examined := len(report.examinations) or max(counts, default=0):
         found.append(("Steps run again", f"{examined}", "with and without a record"))
-    significance = report.settings.get("significance")
-    if significance is not None:
-        found.append(
-            ("False alarm", f"≤ {100 * float(significance):g}{PERCENT}", "over the whole run")
-        )
+    if report.settings.get("significance") is not None:
+        found.append(_false_alarm(significance_of(report), "over the whole run"))
     if report.ended:
         reason = _ENDED.get(report.ended.reason, report.ended.reason)
         found.append(("Training", visible(reason), ""))
@@ -224,13 +218,10 @@ def claim_rows(report: AuditReport) -> list[Pair]:
     """Return the parts of the claim that was audited, with the source of each."""
     if report.trainings is not None:
         return [("claim", visible(report.trainings.claim))]
+    known = ((name, part) for name, part in report.claim.items() if part.value is not None)
     return [
-        (
-            _CLAIMS.get(name, visible(name.replace("_", " "))),
-            f"{_value(part.value)} ({part.source})",
-        )
-        for name, part in report.claim.items()
-        if part.value is not None
+        (_CLAIMS.get(name, visible(name.replace("_", " "))), f"{_value(one.value)} ({one.source})")
+        for name, one in known
     ]
 
 

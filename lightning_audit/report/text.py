@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 # --- A verdict in a line, and its names and numbers in a few characters.
 
+#: What a number is, the number, and a remark.
+Fact = tuple[str, str, str]
 #: Characters of a name.
 _NAME = 28
 LN10 = math.log(10.0)
@@ -71,19 +73,16 @@ def length(report: AuditReport) -> str:
     return plural(report.steps, "step")
 
 
-def counted(seen: TrainingsSeen) -> list[tuple[str, str, str]]:
-    """Return what an audit over many trainings counted, each as name, value and remark."""
+def counted(seen: TrainingsSeen) -> list[Fact]:
+    """Return what an audit over many trainings counted."""
     failed = f", {seen.failures:,} failed" if seen.failures else ""
     more = seen.trainings > seen.planned  # a later call continued the store
     planned = f"({seen.planned:,} were planned{failed})" if more else f"of {seen.planned:,} planned"
+    where = f"where {seen.least_error:.3g} or more is claimed"
     return [
         ("Trainings", f"{seen.trainings:,}", f"{planned}{'' if more else failed}"),
         ("Coins", f"{seen.errors:,}", f"of {seen.guesses:,} guessed wrong"),
-        (
-            "Error rate",
-            f"at most {seen.error_upper:.3g}",
-            f"where {seen.least_error:.3g} or more is claimed",
-        ),
+        ("Error rate", f"at most {seen.error_upper:.3g}", where),
     ]
 
 
@@ -247,6 +246,11 @@ def title_of(name: str, *, failed: bool = False) -> str:
 def lower(text: str) -> str:
     """Return text that begins in lower case, unless its first word is an abbreviation."""
     return text if text[1:2].isupper() else f"{text[:1].lower()}{text[1:]}"
+
+
+def visible_lines(text: str) -> str:
+    """Return text of several lines, with what cannot be seen in them escaped."""
+    return "\n".join(map(visible, text.split("\n")))
 
 
 def plural(count: int, word: str) -> str:
