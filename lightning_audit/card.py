@@ -508,7 +508,5 @@ def as_page(report: AuditReport, facts: Mapping[str, str], name: str) -> str:
         facts: what `read_facts` returned.
         name: of the training.
     """
-    card = privacy_card(report, facts, name)
-    return rendered(
-        "card.html.j2", css_beside=False, card=card, stated=STATED, not_stated=NOT_STATED
-    )
+    signs = {"stated": STATED, "not_stated": NOT_STATED}
+    return rendered("card.html.j2", False, card=privacy_card(report, facts, name), **signs)

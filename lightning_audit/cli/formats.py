@@ -24,6 +24,7 @@ from lightning_audit.report.text import (
     length,
     look_at_sentence,
     table,
+    three_epsilons,
     visible_lines,
 )
 from lightning_audit.results.audit_report import (
@@ -91,15 +92,14 @@ class Checked:
     def reasons(self) -> list[str]:
         """Reasons for an outcome other than PASS, the first the most important."""
         remarks = [r.text for r in self.remarks if r.outcome == self.outcome]
-        if self.outcome == "PASS" or self.report is None:
+        report = self.report
+        if report is None or report.verdict.outcome != self.outcome or self.outcome == "PASS":
             return remarks
-        if self.report.verdict.outcome != self.outcome:
-            return remarks
-        verdict = self.report.verdict
+        verdict = report.verdict
         if root := verdict.root:
             return [f"{headline_of(root)} ({root.finding})", *remarks]
-        if self.report.trainings is not None and self.outcome == "VIOLATION":
-            return [headline(self.report), *remarks]
+        if report.trainings is not None and self.outcome == "VIOLATION":
+            return [headline(report), *remarks]
         return [*(verdict.pass_blockers or (verdict.summary,)), *remarks]
 
     @property
@@ -174,22 +174,12 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def three_epsilons(report: AuditReport) -> dict[str, str]:
-    """Return the proved, spent and claimed epsilon; a bound of 0 is no sign of privacy."""
-    known = {
-        "proved": report.epsilon_lower or None,
-        "spent": report.epsilon_spent,
-        "claimed": report.claimed_epsilon,
-    }
-    return {name: number(value) for name, value in known.items()}
-
-
 def epsilons(report: AuditReport) -> str:
     """Return the epsilons of a report in a few words."""
     shown = [
-        f"{name}{' >=' if name == 'proved' else ''} {value}"
+        f"{name}{' >=' if name == 'proved' else ''} {number(value)}"
         for name, value in three_epsilons(report).items()
-        if value != "-"
+        if value is not None
     ]
     return f"epsilon {', '.join(shown)}" if shown else "epsilon unknown"
 
@@ -512,7 +502,7 @@ def _table(checked: Sequence[Checked]) -> Iterator[str]:
         numbers = ["-"] * 4
         if report := one.report:
             steps = str(report.steps) if report.trainings is None else length(report)
-            numbers = [*three_epsilons(report).values(), steps]
+            numbers = [*map(number, three_epsilons(report).values()), steps]
         name = in_markdown(one.training[-200:])
         cells = [name, f"{_ICONS[one.outcome]} {in_markdown(_outcome(one))}", *numbers]
         yield f"| {' | '.join(cells)} |"

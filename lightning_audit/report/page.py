@@ -35,6 +35,7 @@ from lightning_audit.report.text import (
     SIGNS,
     length,
     look_at_sentence,
+    three_epsilons,
     visible_lines,
     warnings_of,
 )
@@ -342,12 +343,11 @@ def _outcome(row: Source) -> Outcome:
 
 
 def _numbers(report: AuditReport) -> str:
-    known = {
-        "proved ε ≥": report.epsilon_lower or None,
-        "spent ε": report.epsilon_spent,
-        "claimed ε": report.claimed_epsilon,
-    }
-    shown = [f"{name} {number(value)}" for name, value in known.items() if value is not None]
+    shown = [
+        f"{name} ε{' ≥' if name == 'proved' else ''} {number(value)}"
+        for name, value in three_epsilons(report).items()
+        if value is not None
+    ]
     return ", ".join([*shown, f"δ = {number(report.delta)}{report.of_items}", length(report)])
 
 

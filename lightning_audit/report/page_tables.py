@@ -52,8 +52,6 @@ from lightning_audit.results.audit_report import (
 _OF_BATCHES = {check.name for check in sampling.CHECKS if check.refutes == OF_BATCHES}
 #: The axis ends at this multiple of the largest other epsilon, however much is not excluded.
 _MOST = 2.2
-
-
 #: Sign of each kind of epsilon, which distinguishes it without color.
 _SIGNS = {
     "claimed": "┆",

@@ -116,6 +116,15 @@ def by_accountant(report: AuditReport) -> bool:
     return report.settings.get("claimed_epsilon", 0.0) is None
 
 
+def three_epsilons(report: AuditReport) -> dict[str, float | None]:
+    """Return the proved, spent and claimed epsilon; a bound of 0 is no sign of privacy."""
+    return {
+        "proved": report.epsilon_lower or None,
+        "spent": report.epsilon_spent,
+        "claimed": report.claimed_epsilon,
+    }
+
+
 def stated(report: AuditReport, part: str) -> Any:
     """Return a part of the claim that the user states; None if it is not stated."""
     return (report.settings.get("claim") or {}).get(part)
