@@ -13,7 +13,15 @@ from lightning_audit._validate import did_you_mean, shown
 from lightning_audit._version import __version__
 from lightning_audit.files import in_markdown, read_text, visible
 from lightning_audit.report.page import digest_of, rendered
-from lightning_audit.report.page_parts import inner, level, listed, number, plural, power_words
+from lightning_audit.report.page_parts import (
+    inner,
+    level,
+    listed,
+    marked,
+    number,
+    plural,
+    power_words,
+)
 from lightning_audit.report.page_tables import POISSON, adjacency_words, sampling_words
 from lightning_audit.report.page_verdict import (
     STATUSES,
@@ -24,7 +32,7 @@ from lightning_audit.report.page_verdict import (
     verdict_meaning,
     verdict_sentence,
 )
-from lightning_audit.report.text import counts_line, refutes_mechanism, warnings_of
+from lightning_audit.report.text import counts_line, powers, refutes_mechanism, warnings_of
 from lightning_audit.results.audit_report import AuditReport, Outcome, measured_words
 from lightning_audit.results.report_json import plain
 
@@ -150,7 +158,7 @@ class CardRow:
 
     Args:
         title: what is asked.
-        text: the answer.
+        text: the answer; empty if the owner did not state it.
         asked_by: the standards that ask.
         stated: whether the owner states it; the audit cannot measure that.
     """
@@ -160,89 +168,41 @@ class CardRow:
     asked_by: tuple[str, ...]
     stated: bool = False
 
-    @property
-    def known(self) -> bool:
-        """Whether the card has an answer."""
-        return self.text != NOT_STATED
 
+def privacy_card(report: AuditReport, facts: Mapping[str, str], name: str) -> dict[str, Any]:
+    """Return what the card of a training says, for every format.
 
-@dataclass(frozen=True)
-class CardAnswer:
-    """The audit's answer to the question of one group of checks.
-
-    Args:
-        question: the question.
-        sign: of the answer, which differs in shape.
-        answer: in a few words.
-        certainty: the checks that ran, and what they would have seen.
-    """
-
-    question: str
-    sign: str
-    answer: str
-    certainty: str
-
-
-@dataclass(frozen=True)
-class PrivacyCard:
-    """A privacy card.
-
-    Args:
-        name: of the training.
-        outcome: of the verdict.
-        verdict: in one sentence.
-        meaning: of the verdict.
-        rows: by section.
-        answers: to the questions of all groups of checks.
-        epsilons: what was proved, and what is not excluded, as text.
-        never: what no audit covers.
-        not_examined: checks that did not run, with the reason.
-        evidence: the report and what wrote it, as (title, text).
-    """
-
-    name: str
-    outcome: Outcome
-    verdict: str
-    meaning: str
-    rows: Mapping[Section, tuple[CardRow, ...]]
-    answers: tuple[CardAnswer, ...]
-    epsilons: tuple[str, ...]
-    never: tuple[str, ...]
-    not_examined: tuple[str, ...]
-    evidence: tuple[tuple[str, str], ...]
-
-
-def privacy_card(report: AuditReport, facts: Mapping[str, str], name: str) -> PrivacyCard:
-    """Return the card of a training.
+    Its ``rows`` are by section; each of its ``answers`` is the question of a group of checks, a
+    sign, the answer in a few words, and how certain it is: the checks that ran, and what they would
+    have seen.
 
     Args:
         report: its report.
         facts: what `read_facts` returned.
         name: of the training.
     """
-    stated = {
-        section: tuple(
-            _stated(report, key, fact, facts.get(key, ""))
-            for key, fact in FACTS.items()
-            if fact.section == section
-        )
-        for section in ("guarantee", "context", "governance")
+    rows: dict[Section, list[CardRow]] = {
+        "guarantee": list(_measured(report)),
+        "context": [],
+        "governance": [],
     }
-    return PrivacyCard(
-        name=visible(name),
-        outcome=report.verdict.outcome,
-        verdict=verdict_sentence(report),
-        meaning=verdict_meaning(report),
-        rows={**stated, "guarantee": (*_measured(report), *stated["guarantee"])},  # type: ignore[dict-item]
-        answers=tuple(_answer(report, group) for group in check_groups(report)),
-        epsilons=tuple(_epsilons(report)),
-        never=never(report),
-        not_examined=tuple(
-            f"Not examined: {inner(titles)} ({inner(str(reason.striptags()))})."
+    for key, fact in FACTS.items():
+        rows[fact.section].append(_stated(report, key, fact, facts.get(key, "")))
+    return {
+        "name": visible(name),
+        "outcome": report.verdict.outcome,
+        "verdict": verdict_sentence(report),
+        "meaning": verdict_meaning(report),
+        "rows": rows,
+        "answers": [_answer(report, group) for group in check_groups(report)],
+        "epsilons": list(_epsilons(report)),
+        "never": never(report),
+        "not_examined": [
+            f"Not examined: {inner(titles)} ({inner(str(marked(reason).striptags()))})."
             for titles, reason in not_examined(report)
-        ),
-        evidence=tuple(_evidence(report)),
-    )
+        ],
+        "evidence": list(_evidence(report)),
+    }
 
 
 def _stated(report: AuditReport, key: str, fact: Fact, text: str) -> CardRow:
@@ -252,7 +212,7 @@ def _stated(report: AuditReport, key: str, fact: Fact, text: str) -> CardRow:
         logged = f"the training logs {seen} (by the audit)"
         both = f"{text}; {logged}" if text else logged
         return CardRow(fact.title, both, fact.asked_by, stated=bool(text))
-    return CardRow(fact.title, text or NOT_STATED, fact.asked_by, stated=True)
+    return CardRow(fact.title, text, fact.asked_by, stated=True)
 
 
 def standing(report: AuditReport) -> str:
@@ -276,8 +236,7 @@ def mechanism(report: AuditReport) -> str:
     """Return the mechanism in words: noise, clipping, sampling and steps, as claimed."""
     if report.trainings is not None:
         return visible(report.trainings.claim)
-    noise = claimed(report, "noise_multiplier")
-    rate = claimed(report, "sample_rate")
+    noise, rate = claimed(report, "noise_multiplier"), claimed(report, "sample_rate")
     if noise is None and report.history:
         noise = _one(phase[0] for phase in report.history)
     if rate is None and report.history:
@@ -345,10 +304,10 @@ def _audit(report: AuditReport) -> str:
     return ", ".join(parts)
 
 
-def _answer(report: AuditReport, group: CheckGroup) -> CardAnswer:
-    """Return the answer of a group; what did not run is not examined, never without fault."""
-    ran = [check for check in group.checks if check.status != "not_run"]
-    own = [c for c in ran if c.status == group.status and c.word == STATUSES[c.status][1]]
+def _answer(report: AuditReport, group: CheckGroup) -> tuple[str, str, str, str]:
+    """Return question, sign, answer and certainty of a group; what did not run has no answer."""
+    ran = [check for check in group.checks if check.result.status != "not_run"]
+    own = [check for check in ran if check.word == STATUSES[group.status][1]]
     titles, sign = listed(inner(check.title) for check in own), group.sign
     if not ran:
         answer = "not examined"
@@ -366,7 +325,7 @@ def _answer(report: AuditReport, group: CheckGroup) -> CardAnswer:
         answer, sign = ("not refuted", sign) if passed else ("not confirmed", "?")
     else:
         answer = "no fault found"
-    return CardAnswer(group.question, sign, answer, _certainty(report, group, len(ran)))
+    return group.question, sign, answer, _certainty(report, group, len(ran))
 
 
 def _certainty(report: AuditReport, group: CheckGroup, ran: int) -> str:
@@ -374,9 +333,8 @@ def _certainty(report: AuditReport, group: CheckGroup, ran: int) -> str:
     parts = [plural(ran, "check")] if ran else []
     parts += [f"{left} not examined"] if left and ran else []
     part, words = _POWER.get(group.name, ("", ""))
-    row = report.power.get(part)
-    if ran and row and {"size", "power"} <= row.keys():
-        parts.append(words.format(number(float(row["size"])), power_words(float(row["power"]))))
+    if ran and (seen := powers(report).get(part)):
+        parts.append(words.format(number(seen[0]), power_words(seen[1])))
     return "; ".join(parts)
 
 
@@ -500,30 +458,31 @@ def as_markdown(report: AuditReport, facts: Mapping[str, str], name: str) -> str
     return f"---\n{front}---\n\n{title}\n\n{body(card, level=2)}"
 
 
-def body(card: PrivacyCard, level: int) -> str:
-    """Return the card's text, with headings of a level and below."""
-    left_out = (*card.never, *card.not_examined)
+def body(card: Mapping[str, Any], level: int) -> str:
+    """Return the text of a card, see `privacy_card`, with headings of a level and below."""
     sections: dict[str, Iterable[str]] = {
         "Is the claim true?": (
             "| question | answer | certainty |",
             "|---|---|---|",
             *(
-                f"| {a.question} | {a.sign} {in_markdown(a.answer)} | {in_markdown(a.certainty)} |"
-                for a in card.answers
+                f"| {question} | {sign} {in_markdown(answer)} | {in_markdown(certainty)} |"
+                for question, sign, answer, certainty in card["answers"]
             ),
             "",
-            " ".join(map(in_markdown, card.epsilons)),
+            " ".join(map(in_markdown, card["epsilons"])),
         ),
-        "What this does not cover": (f"- {in_markdown(item)}" for item in left_out),
-        "Context": _table(card.rows["context"]),
-        "Governance": _table(card.rows["governance"]),
+        "What this does not cover": (
+            f"- {in_markdown(item)}" for item in (*card["never"], *card["not_examined"])
+        ),
+        "Context": _table(card["rows"]["context"]),
+        "Governance": _table(card["rows"]["governance"]),
         "Evidence": (
-            *(f"- {title}: {in_markdown(text)}" for title, text in card.evidence),
+            *(f"- {title}: {in_markdown(text)}" for title, text in card["evidence"]),
             "- Check it again: `lightning-audit check report.json`",
         ),
     }
-    said = f"**{card.outcome}.** {in_markdown(card.verdict)} {in_markdown(card.meaning)}"
-    lines = [said, "", _LEGEND, "", *_table(card.rows["guarantee"])]
+    said = f"**{card['outcome']}.** {in_markdown(card['verdict'])} {in_markdown(card['meaning'])}"
+    lines = [said, "", _LEGEND, "", *_table(card["rows"]["guarantee"])]
     for title, rows in sections.items():
         lines += ["", f"{'#' * level} {title}", "", *rows]
     return "\n".join(lines) + "\n"
@@ -533,8 +492,8 @@ def _table(rows: Sequence[CardRow]) -> Iterator[str]:
     yield "| | | asked by |"
     yield "|---|---|---|"
     for row in rows:
-        sign = f"{STATED} " if row.stated and row.known else ""
-        text = in_markdown(row.text) if row.known else f"*{row.text}*"
+        sign = f"{STATED} " if row.stated and row.text else ""
+        text = in_markdown(row.text) if row.text else f"*{NOT_STATED}*"
         yield f"| **{in_markdown(row.title)}** | {sign}{text} | {', '.join(row.asked_by)} |"
 
 
@@ -549,5 +508,5 @@ def as_page(report: AuditReport, facts: Mapping[str, str], name: str) -> str:
         facts: what `read_facts` returned.
         name: of the training.
     """
-    card = privacy_card(report, facts, name)
-    return rendered("card.html.j2", css_beside=False, card=card, stated=STATED)
+    signs = {"stated": STATED, "not_stated": NOT_STATED}
+    return rendered("card.html.j2", False, card=privacy_card(report, facts, name), **signs)

@@ -65,7 +65,6 @@ def tally(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 #: The marker whose arguments are those of the callback, and its argument that is not.
 MARKER, EXPECTED = "privacy_audit", "expected"
-_OUTCOMES = ("PASS", "VIOLATION", "INCONCLUSIVE")
 #: Characters of a folder's name; file systems allow 255 bytes.
 _LONGEST = 80
 _NONE_AUDITED = (
@@ -227,9 +226,9 @@ def _arguments_of(item: pytest.Item, front: Callable[..., Any]) -> dict[str, Any
     for name in found:
         if name not in allowed:
             raise BadArgument(f"{MARKER}({name}=...) is unknown; {did_you_mean(name, allowed)}")
-    if found.get(EXPECTED, "PASS") not in _OUTCOMES:
+    if found.get(EXPECTED, "PASS") not in _MARKUP:
         raise BadArgument(
-            f"{MARKER}({EXPECTED}={found[EXPECTED]!r}) must be one of {', '.join(_OUTCOMES)}."
+            f"{MARKER}({EXPECTED}={found[EXPECTED]!r}) must be one of {', '.join(_MARKUP)}."
         )
     return found
 

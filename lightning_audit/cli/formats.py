@@ -24,6 +24,8 @@ from lightning_audit.report.text import (
     length,
     look_at_sentence,
     table,
+    three_epsilons,
+    visible_lines,
 )
 from lightning_audit.results.audit_report import (
     EXIT_CODES,
@@ -90,15 +92,14 @@ class Checked:
     def reasons(self) -> list[str]:
         """Reasons for an outcome other than PASS, the first the most important."""
         remarks = [r.text for r in self.remarks if r.outcome == self.outcome]
-        if self.outcome == "PASS" or self.report is None:
+        report = self.report
+        if report is None or report.verdict.outcome != self.outcome or self.outcome == "PASS":
             return remarks
-        if self.report.verdict.outcome != self.outcome:
-            return remarks
-        verdict = self.report.verdict
+        verdict = report.verdict
         if root := verdict.root:
             return [f"{headline_of(root)} ({root.finding})", *remarks]
-        if self.report.trainings is not None and self.outcome == "VIOLATION":
-            return [headline(self.report), *remarks]
+        if report.trainings is not None and self.outcome == "VIOLATION":
+            return [headline(report), *remarks]
         return [*(verdict.pass_blockers or (verdict.summary,)), *remarks]
 
     @property
@@ -168,11 +169,6 @@ def _training(place: str) -> str:
 # --- Epsilons and other numbers of a report in a few characters.
 
 
-def proved(report: AuditReport) -> str:
-    """Return the lower bound on epsilon, or a dash: a bound of 0 is no sign of privacy."""
-    return number(report.epsilon_lower or None)
-
-
 def number(value: float | None) -> str:
     """Return three digits of a number, or a dash if it is unknown."""
     return "-" if value is None else f"{value:.3g}"
@@ -180,12 +176,11 @@ def number(value: float | None) -> str:
 
 def epsilons(report: AuditReport) -> str:
     """Return the epsilons of a report in a few words."""
-    known = {
-        "proved >=": proved(report),
-        "spent": number(report.epsilon_spent),
-        "claimed": number(report.claimed_epsilon),
-    }
-    shown = [f"{name} {value}" for name, value in known.items() if value != "-"]
+    shown = [
+        f"{name}{' >=' if name == 'proved' else ''} {number(value)}"
+        for name, value in three_epsilons(report).items()
+        if value is not None
+    ]
     return f"epsilon {', '.join(shown)}" if shown else "epsilon unknown"
 
 
@@ -205,7 +200,6 @@ class Finding:
     """A check that failed, and is explained by no other one.
 
     Args:
-        check: name of the check.
         title: what is wrong, in a few words.
         severity: see `SEVERITIES`.
         result: the check's result.
@@ -215,7 +209,6 @@ class Finding:
         step: in which it was first seen, from 0; None if unknown.
     """
 
-    check: str
     title: str
     severity: Severity
     result: CheckResult
@@ -258,7 +251,6 @@ def _finding(report: AuditReport, result: CheckResult) -> Finding:
     code = fault.place.code if fault else ()
     code = code or places_in(where if isinstance(where, str) else "")
     return Finding(
-        check=result.name,
         title=headline_of(fault) if fault else check.heading(failed=True),
         severity=severity_of(check, result.status),
         result=result,
@@ -280,6 +272,10 @@ def _fault(report: AuditReport, result: CheckResult) -> LikelyFault | None:
 
 #: Version of this layout; raised when a reader of the old one would misread the new one.
 FORMAT_VERSION = 1
+_EPSILONS = (
+    *("epsilon_lower", "epsilon_lower_at_end", "epsilon_spent", "claimed_epsilon"),
+    "epsilon_not_excluded",
+)
 
 
 def as_json_summary(checked: Sequence[Checked]) -> str:
@@ -308,22 +304,16 @@ def _summary_of(one: Checked) -> dict[str, Any]:
     return {
         **fields,
         "verdict": report.verdict.outcome,
-        "epsilon_lower": report.epsilon_lower,
-        "epsilon_lower_at_end": report.epsilon_lower_at_end,
-        "epsilon_spent": report.epsilon_spent,
-        "claimed_epsilon": report.claimed_epsilon,
-        "epsilon_not_excluded": report.epsilon_not_excluded,
+        **{name: getattr(report, name) for name in _EPSILONS},
         "epsilon_measured": dataclasses.asdict(m) if (m := report.epsilon_measured) else None,
-        "delta": report.delta,
-        "steps": report.steps,
-        "created": report.created,
+        **{name: getattr(report, name) for name in ("delta", "steps", "created")},
         "findings": [_finding_fields(finding) for finding in one.findings],
     }
 
 
 def _finding_fields(finding: Finding) -> dict[str, Any]:
     return {
-        "check": finding.check,
+        "check": finding.result.name,
         "status": finding.result.status,
         "severity": finding.severity,
         "title": finding.title,
@@ -375,52 +365,46 @@ def _cases(one: Checked) -> Iterator[ElementTree.Element]:
         for check in one.report.checks:
             yield _of_check(one, check, found.get(id(check)))
         if one.undecided:
-            yield _case(one, "gate", "verdict", "error", "INCONCLUSIVE", one.undecided)
+            case = _case(one, "gate", "verdict")
+            yield _problem(case, "error", "INCONCLUSIVE", one.undecided)
     for remark in one.remarks:
         kind: _Kind = "failure" if remark.outcome == "VIOLATION" else "error"
         first, *rest = remark.text.split("\n")
-        yield _case(one, "gate", remark.rule, kind, remark.rule, first, rest)
+        yield _problem(_case(one, "gate", remark.rule), kind, remark.rule, first, rest)
 
 
 def _of_check(one: Checked, check: CheckResult, finding: Finding | None) -> ElementTree.Element:
     known = DECLARED[check.name]
-    name = f"{known.heading()} ({check.name})"
-    name += f" of {check.optimizer}" if check.optimizer else ""
-    topic = known.topic or "Other"
+    of = f" of {check.optimizer}" if check.optimizer else ""
+    case = _case(one, known.topic or "Other", f"{known.heading()} ({check.name}){of}")
     if check.follows_from:
-        why = f"follows from {check.follows_from}"
-        return _case(one, topic, name, "skipped", "follows", why)
+        return _problem(case, "skipped", "follows", f"follows from {check.follows_from}")
     if check.status == "not_run":
-        return _case(one, topic, name, "skipped", "not_run", check.message)
+        return _problem(case, "skipped", "not_run", check.message)
     if finding is None:
-        return _case(one, topic, name)
+        return case
     details = [check.message, f"Severity: {finding.severity}", f"Look at: {finding.look_at}"]
     details += [f"Code: {p.name} at {p.file}:{p.line}" for p in finding.places]
-    if not finding.fails:
-        case = _case(one, topic, name)
-        output = ElementTree.SubElement(case, "system-out")
-        output.text = "\n".join(map(visible, [f"{check.status}: {finding.title}", *details]))
-        return case
-    kind: _Kind = "failure" if check.status == "violated" else "error"
-    return _case(one, topic, name, kind, check.name, finding.title, details)
+    if finding.fails:
+        kind: _Kind = "failure" if check.status == "violated" else "error"
+        return _problem(case, kind, check.name, finding.title, details)
+    output = ElementTree.SubElement(case, "system-out")
+    output.text = "\n".join(map(visible, [f"{check.status}: {finding.title}", *details]))
+    return case
 
 
-def _case(
-    one: Checked,
-    topic: str,
-    name: str,
-    kind: _Kind | None = None,
-    type_: str = "",
-    message: str = "",
-    details: Sequence[str] = (),
+def _case(one: Checked, topic: str, name: str) -> ElementTree.Element:
+    """Return a case that passed."""
+    of = visible(f"{one.training}.{topic}")
+    return ElementTree.Element("testcase", classname=of, name=visible(name), time="0")
+
+
+def _problem(
+    case: ElementTree.Element, kind: _Kind, type_: str, message: str, details: Sequence[str] = ()
 ) -> ElementTree.Element:
-    """Return a case; without a kind, one that passed."""
-    case = ElementTree.Element(
-        "testcase", classname=visible(f"{one.training}.{topic}"), name=visible(name), time="0"
-    )
-    if kind:
-        child = ElementTree.SubElement(case, kind, type=type_, message=visible(message))
-        child.text = "\n".join(map(visible, details)) or None
+    """Return a case with why it did not pass."""
+    child = ElementTree.SubElement(case, kind, type=type_, message=visible(message))
+    child.text = "\n".join(map(visible, details)) or None
     return case
 
 
@@ -517,9 +501,8 @@ def _table(checked: Sequence[Checked]) -> Iterator[str]:
     for one in checked[:most]:
         numbers = ["-"] * 4
         if report := one.report:
-            epsilons = [proved(report), number(report.epsilon_spent)]
             steps = str(report.steps) if report.trainings is None else length(report)
-            numbers = [*epsilons, number(report.claimed_epsilon), steps]
+            numbers = [*map(number, three_epsilons(report).values()), steps]
         name = in_markdown(one.training[-200:])
         cells = [name, f"{_ICONS[one.outcome]} {in_markdown(_outcome(one))}", *numbers]
         yield f"| {' | '.join(cells)} |"
@@ -549,7 +532,7 @@ def _details(name: str, finding: Finding, report: AuditReport) -> Iterator[str]:
     status = "" if finding.fails else f", {result.status}"
     yield f"<details><summary>{name}: {title}</summary>"
     yield ""
-    yield f"- **Check:** {in_markdown(finding.check)}{status}"
+    yield f"- **Check:** {in_markdown(finding.result.name)}{status}"
     yield f"- **Severity:** {finding.severity}: {SEVERITIES[finding.severity]}"
     yield f"- **Seen:** {in_markdown(result.message)}"
     if finding.step is not None:
@@ -616,7 +599,7 @@ def _annotation(one: Checked, finding: Finding) -> _Annotation:
     if finding.places:
         first = finding.places[0]
         at = {"file": first.file, "line": str(first.line)}
-    text = f"{finding.check}, {finding.severity}: {finding.result.message}"
+    text = f"{finding.result.name}, {finding.severity}: {finding.result.message}"
     if finding.look_at:
         text += f". {look_at_sentence(finding.look_at)}"
     return level, f"{finding.title} ({one.training})", text, at
@@ -632,7 +615,7 @@ def _command(annotation: _Annotation) -> str:
 
 
 def _data(text: str) -> str:
-    text = "\n".join(map(visible, text.split("\n")))
+    text = visible_lines(text)
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
@@ -715,47 +698,35 @@ def _results(one: Checked) -> Iterator[dict[str, Any]]:
 
 def _sarif_result(one: Checked, finding: Finding) -> dict[str, Any]:
     levels = {"violated": "error", "undecided": "warning", "allowed": "error"}
+    status = finding.result.status
     parts = f"{finding.title}.", f"{finding.result.message}.", look_at_sentence(finding.look_at)
-    result = _result(
-        one,
-        finding.check,
-        " ".join(filter(None, parts)),
-        levels.get(finding.result.status, "note"),
-        finding.result.optimizer,
-        finding.places,
-    )
+    text = " ".join(filter(None, parts))
+    result = _result(one, finding.result.name, text, levels.get(status, "note"), finding)
     result["properties"].update(
         severity=finding.severity,
         meaning=SEVERITIES[finding.severity],
-        status=finding.result.status,
+        status=status,
         explains=list(finding.explains),
     )
-    if finding.result.status == "allowed":
+    if status == "allowed":
         reason = "allow= of the training's audit names this check"
         result["suppressions"] = [{"kind": "external", "justification": reason}]
     return result
 
 
 def _result(
-    one: Checked,
-    rule: str,
-    text: str,
-    level: str | None,
-    optimizer: str = "",
-    places: Sequence[CodePlace] = (),
+    one: Checked, rule: str, text: str, level: str | None, finding: Finding | None = None
 ) -> dict[str, Any]:
     """Return a result; without a level, one that could not be decided."""
-    decided = {"kind": "fail", "level": level} if level else {"kind": "open", "level": "none"}
+    places, optimizer = (finding.places, finding.result.optimizer) if finding else ((), "")
     own = {"physicalLocation": {"artifactLocation": _artifact(one.place)}}
     return {
         "ruleId": rule,
-        **decided,
-        "message": {"text": "\n".join(map(visible, text.split("\n")))},
+        **({"kind": "fail", "level": level} if level else {"kind": "open", "level": "none"}),
+        "message": {"text": visible_lines(text)},
         "locations": [_location(places[0]) if places else own],
         "relatedLocations": [{"id": i, **_location(p)} for i, p in enumerate(places[1:], 1)],
-        "partialFingerprints": {
-            "checkAndTraining/v1": fingerprint(rule, one.training, optimizer),
-        },
+        "partialFingerprints": {"checkAndTraining/v1": fingerprint(rule, one.training, optimizer)},
         "properties": {"training": visible(one.training)},
     }
 
@@ -775,5 +746,5 @@ def _artifact(path: str) -> dict[str, str]:
 
 
 def _failure(one: Checked) -> dict[str, Any]:
-    text = "\n".join(visible(line) for r in one.remarks for line in r.text.split("\n"))
+    text = visible_lines("\n".join(remark.text for remark in one.remarks))
     return {"level": "error", "message": {"text": text}}

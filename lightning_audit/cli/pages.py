@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lightning_audit.cli.check import load, reports_of
@@ -120,13 +119,18 @@ def add_card_arguments(parser: Command) -> None:
 
 def run_card(options: argparse.Namespace) -> int:
     """Write the card."""
+    from lightning_audit import card  # only now: it loads YAML
+
     target = None if options.output is None else Path(options.output)
     if target is not None and target.suffix not in _FORMATS:
         raise Refused(f"--output {options.output!r} must end in {' or '.join(_FORMATS)}")
     path = options.report
     path = os.path.join(path, REPORT_NAME) if os.path.isdir(path) else path
     report = _read(path)
-    text = _writer(target)(report, _facts(options.facts), options.name or _name(path))
+    with refusing(card.BadFacts):
+        facts = {} if options.facts is None else card.read_facts(options.facts)
+    write = card.as_page if target is not None and target.suffix == ".html" else card.as_markdown
+    text = write(report, facts, options.name or training_of(Path(path)))
     if target is None:
         print(text, end="")
         return EXIT_CODES["PASS"]
@@ -137,26 +141,3 @@ def run_card(options: argparse.Namespace) -> int:
         raise Refused(f"cannot write {options.output!r}: {reason_of(error)}") from error
     print(target)
     return EXIT_CODES["PASS"]
-
-
-def _writer(target: Path | None) -> Callable[[AuditReport, Mapping[str, str], str], str]:
-    if target is not None and target.suffix == ".html":
-        from lightning_audit.card import as_page
-
-        return as_page
-    from lightning_audit.card import as_markdown
-
-    return as_markdown
-
-
-def _facts(path: str | None) -> dict[str, str]:
-    from lightning_audit.card import BadFacts, read_facts
-
-    with refusing(BadFacts):
-        return {} if path is None else read_facts(path)
-
-
-def _name(path: str) -> str:
-    from lightning_audit.report.page import training_of
-
-    return training_of(Path(path))

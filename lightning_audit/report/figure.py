@@ -21,8 +21,8 @@ from scipy import special
 from lightning_audit.files import replacing, visible, with_extra
 from lightning_audit.results.audit_report import (
     AuditReport,
-    OperatingPoint,
     Verdict,
+    first_of,
     outcome_in_words,
 )
 from lightning_audit.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
@@ -95,14 +95,11 @@ def log_from_zero(axes: Axes, directions: str, smallest: float, top: float) -> N
     powers = range(lowest, highest + 1)
     ticks = [0.0, *(10.0**power for power in powers)]
     labels = ["0", *(f"{10.0**p:g}" if -3 <= p <= 3 else f"1e{p}" for p in powers)]
-    if "x" in directions:
-        axes.set_xscale("asinh", linear_width=10.0**lowest)
-        axes.set_xticks(ticks, labels)
-        axes.set_xticks([], minor=True)
-    if "y" in directions:
-        axes.set_yscale("asinh", linear_width=10.0**lowest)
-        axes.set_yticks(ticks, labels)
-        axes.set_yticks([], minor=True)
+    for axis in directions:
+        getattr(axes, f"set_{axis}scale")("asinh", linear_width=10.0**lowest)
+        place = getattr(axes, f"set_{axis}ticks")
+        place(ticks, labels)
+        place([], minor=True)
 
 
 # --- Measured error rates of guessing a step's coins, with their regions, and the claimed curve.
@@ -119,6 +116,7 @@ class RateRegion(NamedTuple):
         right: upper limit of the false positive rate.
         bottom: lower limit of the false negative rate.
         top: upper limit of the false negative rate.
+        outside: whether it is entirely below the claimed curve, or above that of inverted guesses.
     """
 
     threshold: float
@@ -128,6 +126,7 @@ class RateRegion(NamedTuple):
     right: float
     bottom: float
     top: float
+    outside: bool
 
 
 def claimed_curve(report: AuditReport) -> tuple[GaussianTradeoff | None, str]:
@@ -140,34 +139,30 @@ def claimed_curve(report: AuditReport) -> tuple[GaussianTradeoff | None, str]:
     return GaussianTradeoff(1.0 / sigma), ""
 
 
-def rate_regions(points: Sequence[OperatingPoint], significance: float) -> Iterator[RateRegion]:
-    """Yield points with their rectangles, if both rates have at least one trial.
+def rate_regions(report: AuditReport, curve: GaussianTradeoff | None) -> list[RateRegion]:
+    """Return the points of a report with their rectangles, if both rates have a trial.
 
-    Args:
-        points: of a report.
-        significance: probability that a rectangle misses the true rates, at most.
+    A rectangle misses the true rates with probability ``bound_significance``, at most.
     """
-    share = significance / 4.0
-    for point in points:
+    share = report.settings.get("bound_significance", 0.05) / 4.0
+    regions = []
+    for point in report.operating_points:
         out, inside = point.fp + point.tn, point.fn + point.tp
         if out and inside:
-            yield RateRegion(
-                point.threshold,
-                point.fp / out,
-                point.fn / inside,
-                float(clopper_pearson_lower(point.fp, out, share)),
-                float(clopper_pearson_upper(point.fp, out, share)),
-                float(clopper_pearson_lower(point.fn, inside, share)),
-                float(clopper_pearson_upper(point.fn, inside, share)),
-            )
+            fpr, fnr = (point.fp, out), (point.fn, inside)
+            left, bottom = (float(clopper_pearson_lower(*of, share)) for of in (fpr, fnr))
+            right, top = (float(clopper_pearson_upper(*of, share)) for of in (fpr, fnr))
+            outside = curve is not None and is_forbidden(left, right, bottom, top, curve)
+            rates = point.fp / out, point.fn / inside
+            regions.append(RateRegion(point.threshold, *rates, left, right, bottom, top, outside))
+    return regions
 
 
-def is_forbidden(region: RateRegion, curve: GaussianTradeoff | None) -> bool:
+def is_forbidden(
+    left: float, right: float, bottom: float, top: float, curve: GaussianTradeoff
+) -> bool:
     """Return whether a region is entirely below the curve, or above that of inverted guesses."""
-    if curve is None:
-        return False
-    inverted = 1.0 - curve(1.0 - region.left)
-    return bool(region.top < curve(region.right) or region.bottom > inverted)
+    return bool(top < curve(right) or bottom > 1.0 - curve(1.0 - left))
 
 
 # --- Draws the measured error rates of guessing a step's coins against the claimed curve.
@@ -185,15 +180,15 @@ def draw_rates(axes: Axes, report: AuditReport) -> list[str]:
     """
     curve, lack = claimed_curve(report)
     notes = [lack] if lack else []
-    significance = report.settings.get("bound_significance", 0.05)
-    regions = list(rate_regions(report.operating_points, significance))
+    regions = rate_regions(report, curve)
     if not regions:
         notes.append("no error rates were measured")
     alpha = np.concatenate(([0.0], special.ndtr(np.linspace(-38.0, 8.0, 600)), [1.0]))
     axes.plot(alpha, 1.0 - alpha, color=GREY, linewidth=1.0, linestyle=":", label="guessing")
     if curve is not None:
         _draw_claim(axes, curve, alpha)
-    _draw_regions(axes, regions, curve, significance)
+    sure = 1.0 - report.settings.get("bound_significance", 0.05)
+    _draw_regions(axes, regions, f"measured, {100.0 * sure:.4g} % region")
     _scale_rates(axes, regions, curve)
     axes.set_xlabel("false positive rate")
     axes.set_ylabel("false negative rate")
@@ -209,17 +204,12 @@ def _draw_claim(axes: Axes, curve: GaussianTradeoff, alpha: NDArray[np.float64])
     axes.fill_between(1.0 - alpha, 1.0 - beta, 1.0, **shade)
 
 
-def _draw_regions(
-    axes: Axes, regions: Sequence[RateRegion], curve: GaussianTradeoff | None, significance: float
-) -> None:
+def _draw_regions(axes: Axes, regions: Sequence[RateRegion], measured: str) -> None:
     from matplotlib.patches import Rectangle
 
-    labels = {
-        False: (f"measured, {100.0 * (1.0 - significance):.4g} % region", BLUE, "o", "-"),
-        True: ("measured, outside the claim", VIOLATION, "X", "--"),
-    }
-    for bad, (label, colour, marker, dashes) in labels.items():
-        chosen = [region for region in regions if is_forbidden(region, curve) == bad]
+    styles = (measured, BLUE, "o", "-"), ("measured, outside the claim", VIOLATION, "X", "--")
+    for outside, (label, colour, marker, dashes) in enumerate(styles):
+        chosen = [region for region in regions if region.outside == outside]
         for r in chosen:
             box = Rectangle((r.left, r.bottom), r.right - r.left, r.top - r.bottom, zorder=4)
             box.set(facecolor=(colour, 0.15), edgecolor=colour, linestyle=dashes, clip_on=False)
@@ -260,12 +250,8 @@ _OTHER = (GREY, "-.", "*")
 _PREFIX = "epsilon_lower/"
 
 
-class _Series(NamedTuple):
-    """A line of the right panel."""
-
-    name: str
-    x: list[float]
-    y: list[float]
+#: The known numbers of a line of the right panel, each with its place.
+_Series = list[tuple[float, float]]
 
 
 def draw_epsilon(axes: Axes, report: AuditReport) -> list[str]:
@@ -280,28 +266,22 @@ def draw_epsilon(axes: Axes, report: AuditReport) -> list[str]:
     """
     unit, at = _positions(report.epochs)
     names = [name for name in _names(report.epochs) if name.startswith(_PREFIX)]
-    lower, spent, *others = (
-        _series(report.epochs, at, name) for name in ("epsilon_lower", "epsilon_spent", *names)
-    )
-    thick: dict[str, Any] = {
-        "color": BLUE,
-        "linewidth": 3.0,
-        "marker": "o",
-        "markersize": 7,
-        "zorder": 5,
+    series = {
+        name: _series(report.epochs, at, name)
+        for name in ("epsilon_lower", "epsilon_spent", *names)
     }
-    _draw_series(axes, lower, label="proved, anytime", **thick)
+    thick: dict[str, Any] = {"linewidth": 3.0, "markersize": 7, "zorder": 5}
+    _draw_series(axes, series["epsilon_lower"], "proved, anytime", BLUE, "-", "o", **thick)
     claim = report.claimed_epsilon
     if claim is not None and math.isfinite(claim):
-        axes.axhline(claim, color=INK, linewidth=1.8, linestyle=(0, (6, 3)), label=_claim(report))
-    used: dict[str, Any] = {"color": GREY, "linewidth": 1.8, "linestyle": "-.", "marker": "d"}
-    _draw_series(axes, spent, label="spent", **used)
-    for series in others:
-        name = series.name.removeprefix(_PREFIX)
-        label, colour, dashes, marker = _METHOD_STYLES.get(name, (plain(name), *_OTHER))
-        thin: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker}
-        _draw_series(axes, series, label=label, linewidth=1.0, **thin)
-    _scale_epsilon(axes, [lower, spent, *others], claim)
+        label = "claimed" if report.claim_holds else "claimed, not known to hold"
+        axes.axhline(claim, color=INK, linewidth=1.8, linestyle=(0, (6, 3)), label=label)
+    _draw_series(axes, series["epsilon_spent"], "spent", GREY, "-.", "d", linewidth=1.8)
+    for key in names:
+        name = key.removeprefix(_PREFIX)
+        look = _METHOD_STYLES.get(name, (plain(name), *_OTHER))
+        _draw_series(axes, series[key], *look, linewidth=1.0)
+    _scale_epsilon(axes, list(series.values()), claim)
     if report.epochs:
         axes.locator_params(axis="x", integer=True)
     else:
@@ -309,13 +289,6 @@ def draw_epsilon(axes: Axes, report: AuditReport) -> list[str]:
     axes.set_xlabel(unit)
     axes.set_ylabel(f"epsilon at delta {report.delta:g}{report.of_items}")
     return list(_notes(report))
-
-
-def _claim(report: AuditReport) -> str:
-    """Return the claim's label; if findings are allowed, the true epsilon may exceed it."""
-    claim, spent = report.claimed_epsilon, report.epsilon_spent
-    above = claim is not None and spent is not None and spent <= claim
-    return "claimed" if above or not report.epsilon_refuted_by else "claimed, not known to hold"
 
 
 def _positions(rows: Sequence[Mapping[str, float]]) -> tuple[str, list[float]]:
@@ -336,21 +309,22 @@ def _names(rows: Sequence[Mapping[str, float]]) -> list[str]:
 def _series(rows: Sequence[Mapping[str, float]], at: Sequence[float], name: str) -> _Series:
     """Return one line without missing and infinite numbers."""
     pairs = [(x, row.get(name)) for x, row in zip(at, rows, strict=True)]
-    known = [(x, float(y)) for x, y in pairs if y is not None and math.isfinite(y)]
-    return _Series(name, [x for x, _ in known], [y for _, y in known])
+    return [(x, float(y)) for x, y in pairs if y is not None and math.isfinite(y)]
 
 
-def _draw_series(axes: Axes, series: _Series, **style: Any) -> None:
-    if series.x:
-        every = max(1, len(series.x) // 8)
-        style = {"markersize": 5, "markevery": every, "clip_on": False, **style}
-        axes.plot(series.x, series.y, **style)
+def _draw_series(
+    axes: Axes, series: _Series, label: str, colour: str, dashes: str, marker: str, **more: Any
+) -> None:
+    if series:
+        look = {"label": label, "color": colour, "linestyle": dashes, "marker": marker}
+        usual = {"markersize": 5, "markevery": max(1, len(series) // 8), "clip_on": False}
+        axes.plot(*zip(*series, strict=True), **{**usual, **look, **more})
 
 
 def _scale_epsilon(axes: Axes, drawn: Sequence[_Series], claim: float | None) -> None:
     """Scale the y axis from zero, logarithmically if the final values differ by a factor of 20."""
-    final = [series.y[-1] for series in drawn if series.y]
-    highest = [max(series.y) for series in drawn if series.y]
+    final = [series[-1][1] for series in drawn if series]
+    highest = [max(y for _, y in series) for series in drawn if series]
     if claim is not None and math.isfinite(claim):
         final.append(claim)
         highest.append(claim)
@@ -457,8 +431,7 @@ def _findings(verdict: Verdict) -> str:
     if verdict.root is None:
         return ""
     further = list(dict.fromkeys(plain(fault.finding) for fault in verdict.further))
-    more = f" and {len(further) - 2} more" if len(further) > 2 else ""
-    also = f"; also {', '.join(further[:2])}{more}" if further else ""
+    also = f"; also {first_of(further, 2)}" if further else ""
     return f": {plain(verdict.root.finding)}{also}"
 
 

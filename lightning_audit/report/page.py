@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,14 @@ from lightning_audit.report.page_verdict import (
     verdict_meaning,
     verdict_sentence,
 )
-from lightning_audit.report.text import SIGNS, length, warnings_of
+from lightning_audit.report.text import (
+    SIGNS,
+    length,
+    look_at_sentence,
+    three_epsilons,
+    visible_lines,
+    warnings_of,
+)
 from lightning_audit.results import report_json
 from lightning_audit.results.audit_report import AuditReport, Outcome, TrainingsSeen
 from lightning_audit.results.report_details import PLAIN_LOOP
@@ -115,11 +122,6 @@ def all_settings(report: AuditReport) -> list[tuple[str, str]]:
     ]
 
 
-def environment(report: AuditReport) -> list[tuple[str, str]]:
-    """Return the versions of the libraries."""
-    return [(visible(name), visible(str(value))) for name, value in report.environment.items()]
-
-
 def cost(report: AuditReport) -> str:
     """Return the time that the audit took; empty if the report does not hold it."""
     seconds, share = report.audit_cost.get("seconds"), report.audit_cost.get("share")
@@ -130,11 +132,6 @@ def cost(report: AuditReport) -> str:
     return (
         f"The audit took {seconds:.2g} s, {100 * share:.0f}{PERCENT} of the rest of the training."
     )
-
-
-def visible_lines(text: str) -> str:
-    """Return text of several lines, with what cannot be seen in them escaped."""
-    return "\n".join(map(visible, text.split("\n")))
 
 
 def _allowed(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -165,20 +162,22 @@ CSS_NAME = "report.css"
 
 
 @dataclass(frozen=True)
-class IndexRow:
-    """A training in an index.
+class Source:
+    """A report of which a page is written, and which an index lists.
 
     Args:
         training: its name.
-        page: address of its page, relative to the index; empty if it has none.
-        report: its report; None if it cannot be read.
+        folder: where its report is.
+        report: the report; None if it cannot be read.
         error: why it cannot be read.
+        page: address of its page, relative to the index; empty if it has none.
     """
 
     training: str
-    page: str
+    folder: Path
     report: AuditReport | None
     error: str = ""
+    page: str = ""
 
 
 def report_page(report: AuditReport, training: str, *, css_beside: bool = False) -> str:
@@ -190,35 +189,41 @@ def report_page(report: AuditReport, training: str, *, css_beside: bool = False)
         css_beside: whether the page refers to the style sheet `CSS_NAME` next to it, for servers
             that forbid inline styles. If not, the page contains it.
     """
-    parts = _parts(report)
     return rendered(
         "report.html.j2",
         css_beside,
+        report=report,
         training=visible(training),
-        outcome=report.verdict.outcome,
         created=_time_shown(report.created),
-        verdict=marked(verdict_sentence(report)),
+        verdict=verdict_sentence(report),
         meaning=verdict_meaning(report),
         facts=page_verdict.facts(report),
         subject=page_verdict.subject(report),
-        warnings=[marked(sentence(text)) for _, text in warnings_of(report)],
-        contents=_contents(parts),
-        delta=number(report.delta),
+        warnings=warnings_of(report),
+        missing=list(_missing(report)),
+        root=root_finding(report),
+        further=further_findings(report),
+        epsilons=epsilon_section(report),
+        step=tradeoff(report),
+        time=timeline(report),
+        noise=tensor_section(report),
+        groups=page_verdict.check_groups(report),
+        examinations=page_verdict.examinations(report),
+        not_examined=page_verdict.not_examined(report),
         never=page_verdict.never(report),
-        one_training=report.trainings is None,
-        notes=[marked(sentence(note)) for note in report.notes],
+        method=method_table(report),
+        claim=page_verdict.claim_rows(report),
         call=Markup.escape(call(report)),
         settings=all_settings(report),
-        environment=environment(report),
+        circumstances=page_verdict.circumstances(report),
         cost=cost(report),
         archive=_archive(report),
         digest=digest_of(report),
-        schema=report.schema_version,
-        **parts,
+        delta=number(report.delta),
     )
 
 
-def index_page(rows: Sequence[IndexRow], *, css_beside: bool = False) -> str:
+def index_page(rows: Sequence[Source], *, css_beside: bool = False) -> str:
     """Return the index of several reports, the worst outcome first.
 
     Args:
@@ -233,17 +238,16 @@ def index_page(rows: Sequence[IndexRow], *, css_beside: bool = False) -> str:
     return rendered(
         "index.html.j2",
         css_beside,
-        headline=f"{', '.join(counts)}",
+        headline=", ".join(counts),
         outcome=worst,
         rows=[
-            {
-                "training": visible(row.training),
-                "page": row.page,
-                "outcome": outcome,
-                "sign": SIGNS[outcome],
-                "says": marked(verdict_sentence(row.report) if row.report else row.error),
-                "numbers": _numbers(row.report) if row.report else "",
-            }
+            (
+                row,
+                outcome,
+                SIGNS[outcome],
+                verdict_sentence(row.report) if row.report else row.error,
+                _numbers(row.report) if row.report else "",
+            )
             for row, outcome in found
         ],
     )
@@ -268,7 +272,7 @@ def _templates() -> Environment:
     # Compiled templates are kept where Python keeps compiled modules.
     folder = Path(__file__).with_name("__pycache__")
     kept = not sys.dont_write_bytecode and os.access(folder, os.W_OK)
-    return Environment(
+    made = Environment(
         loader=PackageLoader("lightning_audit.report"),
         bytecode_cache=FileSystemBytecodeCache(str(folder)) if kept else None,
         autoescape=True,
@@ -277,6 +281,9 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.filters |= {"marked": marked, "sentence": sentence, "visible": visible}
+    made.filters["look_at"] = look_at_sentence
+    return made
 
 
 def _finalized(value: Any) -> Any:
@@ -302,52 +309,13 @@ def rendered(template: str, css_beside: bool, **values: Any) -> str:
     )
 
 
-def _parts(report: AuditReport) -> dict[str, Any]:
-    """Return the sections by name; those for which the report lacks numbers are empty."""
-    verdict = report.verdict
-    return {
-        "missing": list(_missing(report)),
-        "advice": marked(sentence(verdict.advice)) if not verdict.root else "",
-        "root": root_finding(report),
-        "further": further_findings(report),
-        "epsilons": epsilon_section(report),
-        "step": tradeoff(report),
-        "time": timeline(report),
-        "noise": tensor_section(report),
-        "groups": page_verdict.check_groups(report),
-        "not_examined": page_verdict.not_examined(report),
-        "examinations": page_verdict.examinations(report),
-        "method": method_table(report),
-        "claim": page_verdict.claim_rows(report),
-        "circumstances": page_verdict.circumstances(report),
-    }
-
-
-def _missing(report: AuditReport) -> Iterator[Markup]:
+def _missing(report: AuditReport) -> Iterator[str]:
     """Yield what a pass still needs, with the steps that are missing."""
     details = {one.sentence: one for one in report.blockers}
     for item in report.verdict.pass_blockers:
         more = details[item].steps_more if item in details else None
         steps = f" About {plural(more, 'more step')}." if more and "more step" not in item else ""
-        yield marked(sentence(item) + steps)
-
-
-def _contents(parts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the anchors of the page, with their names."""
-    step = parts["step"]
-    every = (
-        ("missing", "Missing", parts["missing"]),
-        ("finding", "What is wrong", parts["root"]),
-        ("epsilon", "Claimed and measured", True),
-        ("step", "One step", step.words or step.picture),
-        ("time", "Over the run", parts["time"]),
-        ("noise", "Noise by tensor", parts["noise"]),
-        ("examined", "Examined", True),
-        ("not-examined", "Not examined", True),
-        ("method", "Method", True),
-        ("again", "Reproduce", True),
-    )
-    return [(name, words) for name, words, there in every if there]
+        yield sentence(item) + steps
 
 
 def _time_shown(created: str) -> str:
@@ -370,17 +338,16 @@ def digest_of(report: AuditReport) -> str:
     return report_json.digest(json.loads(report.to_json()))
 
 
-def _outcome(row: IndexRow) -> Outcome:
+def _outcome(row: Source) -> Outcome:
     return row.report.verdict.outcome if row.report else "INCONCLUSIVE"
 
 
 def _numbers(report: AuditReport) -> str:
-    known = {
-        "proved ε ≥": report.epsilon_lower or None,
-        "spent ε": report.epsilon_spent,
-        "claimed ε": report.claimed_epsilon,
-    }
-    shown = [f"{name} {number(value)}" for name, value in known.items() if value is not None]
+    shown = [
+        f"{name} ε{' ≥' if name == 'proved' else ''} {number(value)}"
+        for name, value in three_epsilons(report).items()
+        if value is not None
+    ]
     return ", ".join([*shown, f"δ = {number(report.delta)}{report.of_items}", length(report)])
 
 
@@ -388,23 +355,6 @@ def _numbers(report: AuditReport) -> str:
 
 #: Name of the page of a folder of reports.
 INDEX_NAME = "index.html"
-
-
-@dataclass(frozen=True)
-class Source:
-    """A report of which a page is written.
-
-    Args:
-        training: its name.
-        folder: where its report is.
-        report: the report; None if it cannot be read.
-        error: why it cannot be read.
-    """
-
-    training: str
-    folder: Path
-    report: AuditReport | None
-    error: str = ""
 
 
 def write_page(
@@ -460,7 +410,7 @@ def write_pages(
             training = training_of(source.folder / name)
             write_page(source.report, place, training, beside=beside)
             address = _address(place, folder)
-        rows.append(IndexRow(source.training, address, source.report, source.error))
+        rows.append(replace(source, page=address))
     index = folder / INDEX_NAME
     _write(index, index_page(rows, css_beside=beside))
     if beside:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -12,7 +13,7 @@ from scipy import special
 
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.files import visible
-from lightning_audit.report.figure import RateRegion, claimed_curve, is_forbidden, rate_regions
+from lightning_audit.report.figure import RateRegion, claimed_curve, rate_regions
 from lightning_audit.report.page_parts import (
     DASH,
     PERCENT,
@@ -30,11 +31,12 @@ from lightning_audit.report.page_parts import (
     percent,
     plural,
     power_of_ten,
-    row,
+    strip,
     text,
     tick_row,
     upright,
 )
+from lightning_audit.report.text import is_correlated, significance_of
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.stats.tradeoff import GaussianTradeoff
 
@@ -71,7 +73,7 @@ def growth(report: AuditReport) -> BySteps:
     Of each step the largest of share times e-value counts, without checks that only warn. If a
     report holds no course of its checks, the values at alarms and at the ends of epochs.
     """
-    significance = float(report.settings.get("significance", 1e-3))
+    significance = significance_of(report)
     rows = [
         # The threshold is that of the check's own share.
         (step + 1, log_e - test.threshold - math.log(significance))
@@ -80,7 +82,7 @@ def growth(report: AuditReport) -> BySteps:
         for step, log_e in test.growth
     ]
     if not report.tests:
-        rows = [*_at_alarms(report, significance), *_at_epochs(report)]
+        rows = _at_alarms_and_epochs(report, significance)
     found, best = [], 0.0
     for step, log_e in sorted(rows):
         if log_e > best:
@@ -103,26 +105,30 @@ def tensors(report: AuditReport) -> list[MeasuredTensor]:
     """Return the noise of each tensor of which something was read."""
     found = []
     for one in report.tensors:
-        name = f"{one.optimizer}: {one.name}" if one.optimizer else one.name
-        numbers = one.ratio, one.lower, one.upper
-        if None not in numbers and all(math.isfinite(x) for x in numbers if x is not None):
-            ratio, lower, upper = (float(x) for x in numbers if x is not None)
+        name = visible(f"{one.optimizer}: {one.name}" if one.optimizer else one.name)
+        ratio, lower, upper = (
+            math.nan if x is None else float(x) for x in (one.ratio, one.lower, one.upper)
+        )
+        if all(map(math.isfinite, (ratio, lower, upper))):
             found.append(MeasuredTensor(name, one.reads, ratio, lower, upper, one.flagged))
     return found
 
 
-def _at_alarms(report: AuditReport, significance: float) -> Iterator[tuple[int, float]]:
-    """Yield the alarms of checks, with the level that they reached at least."""
-    for check in report.checks:
-        step = check.evidence.get("violated_at_step")
-        if isinstance(step, int) and check.share and not _warns(check.name):
-            yield step + 1, -math.log(significance)
-
-
-def _at_epochs(report: AuditReport) -> Iterator[tuple[int, float]]:
-    for epoch in report.epochs:
-        if {"step", "e_value"} <= epoch.keys() and epoch["e_value"] > 0:
-            yield int(epoch["step"]), math.log(epoch["e_value"])
+def _at_alarms_and_epochs(report: AuditReport, significance: float) -> BySteps:
+    """Return the alarms of checks, with the level that they reached at least, and epochs."""
+    alarms = (
+        (step + 1, -math.log(significance))
+        for check in report.checks
+        if isinstance(step := check.evidence.get("violated_at_step"), int)
+        and check.share
+        and not _warns(check.name)
+    )
+    epochs = (
+        (int(epoch["step"]), math.log(epoch["e_value"]))
+        for epoch in report.epochs
+        if {"step", "e_value"} <= epoch.keys() and epoch["e_value"] > 0
+    )
+    return [*alarms, *epochs]
 
 
 def _warns(name: str) -> bool:
@@ -140,50 +146,8 @@ _BY_DATA = 1.2
 _RATIO_TICKS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)
 
 
-@dataclass(frozen=True)
-class TensorRow:
-    """One tensor.
-
-    Args:
-        name: its whole name.
-        short: its name as the row shows it.
-        value: measured over stated noise.
-        limits: of the value.
-        flagged: whether it has too little noise.
-        says: the result in words.
-        dot: the drawn row.
-    """
-
-    name: str
-    short: str
-    value: str
-    limits: str
-    flagged: bool
-    says: str
-    dot: Markup
-
-
-@dataclass(frozen=True)
-class TensorSection:
-    """The noise of all tensors.
-
-    Args:
-        rows: in the order of the report.
-        prefix: start that all names share.
-        says: the result in a sentence.
-        note: how to read it, and which tensors are left out.
-        ticks: labels of the axis.
-    """
-
-    rows: tuple[TensorRow, ...]
-    prefix: str
-    says: str
-    note: str
-    ticks: Markup
-
-
-def tensor_section(report: AuditReport) -> TensorSection | None:
-    """Return the section of a report; None if the report does not hold the noise of tensors."""
+def tensor_section(report: AuditReport) -> dict[str, Any] | None:
+    """Return the noise of all tensors, for the template; None if the report does not hold it."""
     every = tensors(report)
     if not every:
         return None
@@ -194,13 +158,15 @@ def tensor_section(report: AuditReport) -> TensorSection | None:
     high = max(1.3, 1.06 * min(_RATIO_TICKS[-1], max(tensor.upper for tensor in shown)))
     resolution = float((report.settings.get("resolution") or {}).get("noise", 0.8))
     prefix = common_prefix([tensor.name for tensor in shown])
-    return TensorSection(
-        rows=tuple(_tensor_row(tensor, prefix, high, resolution) for tensor in shown),
-        prefix=visible(prefix),
-        says=_dots_say(every),
-        note=_note(report, every, shown, resolution),
-        ticks=tick_row([tick for tick in _RATIO_TICKS if tick <= high], high),
-    )
+    return {
+        "rows": [
+            (one, _short(one.name[len(prefix) :]), _dot(one, high, resolution)) for one in shown
+        ],
+        "prefix": prefix,
+        "says": _dots_say(every),
+        "note": _note(report, every, shown, resolution),
+        "ticks": tick_row([tick for tick in _RATIO_TICKS if tick <= high], high),
+    }
 
 
 def common_prefix(names: Sequence[str]) -> str:
@@ -222,20 +188,8 @@ def common_prefix(names: Sequence[str]) -> str:
     return "".join(f"{part}." for part in shared)
 
 
-def _tensor_row(tensor: MeasuredTensor, prefix: str, high: float, resolution: float) -> TensorRow:
-    name = visible(tensor.name)
-    short = visible(tensor.name[len(prefix) :])
-    if len(short) > _LONGEST:
-        short = f"{short[:_START]}…{short[-_END:]}"
-    return TensorRow(
-        name=name,
-        short=short,
-        value=f"{tensor.ratio:.2f}",
-        limits=f"({tensor.lower:.2f}{DASH}{tensor.upper:.2f})",
-        flagged=tensor.flagged,
-        says="too little noise" if tensor.flagged else "no lack of noise seen",
-        dot=_dot(tensor, high, resolution),
-    )
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"{name[:_START]}…{name[-_END:]}"
 
 
 def _dot(tensor: MeasuredTensor, high: float, resolution: float) -> Markup:
@@ -258,7 +212,7 @@ def _dot(tensor: MeasuredTensor, high: float, resolution: float) -> Markup:
         parts.append(element("svg", sign, x=x, y=14, overflow="visible"))
     else:
         parts.append(element("circle", class_="dot good", cx=x, cy=14, r=5))
-    return row(28, *parts)
+    return strip(28, *parts)
 
 
 def _dots_say(every: Sequence[MeasuredTensor]) -> str:
@@ -305,27 +259,16 @@ _TOP, _EPSILON, _BETWEEN, _EVIDENCE, _BELOW = 22.0, 190.0, 52.0, 116.0, 46.0
 _LINES = {"epsilon_spent": ("spent", "spent"), "epsilon_lower": ("proved", "proved at least")}
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """The section of a run over time.
+def timeline(report: AuditReport) -> dict[str, Any] | None:
+    """Return the run over time, for the template: its figure for a screen and for a phone.
 
-    Args:
-        wide: the figure for a screen.
-        narrow: the figure for a phone.
-        says: what it shows, and what it lacks.
+    None if the report has neither epsilons nor evidence by step.
     """
-
-    wide: Markup
-    narrow: Markup
-    says: str
-
-
-def timeline(report: AuditReport) -> Timeline | None:
-    """Return the section of a report; None if it has neither epsilons nor evidence by step."""
     if not report.steps or not (_has_epsilons(report) or _has_evidence(report)):
         return None
     wide, narrow = _Drawing(report, _WIDE, "wide"), _Drawing(report, _NARROW, "narrow")
-    return Timeline(wide.picture(), narrow.picture(), " ".join(_timeline_says(report)))
+    says = " ".join(_timeline_says(report))
+    return {"wide": wide.picture(), "narrow": narrow.picture(), "says": says}
 
 
 def _has_epsilons(report: AuditReport) -> bool:
@@ -358,7 +301,6 @@ def _timeline_says(report: AuditReport) -> Iterator[str]:
         yield f"Epsilon was computed {times} only, so it has no curve."
 
 
-@dataclass
 class _Drawing:
     """One picture of a run, at a width of its own.
 
@@ -368,41 +310,38 @@ class _Drawing:
         name: "wide" or "narrow".
     """
 
-    report: AuditReport
-    width: float
-    name: str
-    body: list[Markup] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.is_wide = self.name == "wide"
-        self.left, self.right = 46.0, self.width - (156.0 if self.is_wide else 12.0)
-        self.last = max(1, self.report.steps)
+    def __init__(self, report: AuditReport, width: float, name: str) -> None:
+        self.report, self.width, self.name = report, width, name
+        self.is_wide = name == "wide"
+        self.left, self.right = 46.0, width - (156.0 if self.is_wide else 12.0)
+        self.last = max(1, report.steps)
         self.x = Scale(0.0, self.last, self.left, self.right)
+        #: The log e-value of an alarm.
+        self.level = -math.log(significance_of(report))
 
     def picture(self) -> Markup:
         """Return the whole picture."""
-        top, parts = _TOP, []
+        panels: list[tuple[str, Callable[[float], Iterator[Markup]], float]] = []
         if _has_epsilons(self.report):
-            self.body += self._epsilons(top)
-            parts.append("epsilon spent, proved and claimed")
-            top += _EPSILON + _BETWEEN
+            panels.append(("epsilon spent, proved and claimed", self._epsilons, _EPSILON))
         crossed = ""
         if _has_evidence(self.report):
-            self.body += self._evidence(top)
-            parts.append("the evidence against the claim")
+            panels.append(("the evidence against the claim", self._evidence, _EVIDENCE))
             first = self._alarm()
             crossed = (
                 f" First seen in step {first:,}." if first else " The alarm level was not reached."
             )
-            top += _EVIDENCE
-        else:
-            top -= _BETWEEN
-        self.body += self._steps(top)
-        words = " and ".join(parts)
+        body: list[Markup] = []
+        top = _TOP - _BETWEEN
+        for _, draw, height in panels:
+            body += draw(top + _BETWEEN)
+            top += _BETWEEN + height
+        body += self._steps(top)
+        words = " and ".join(words for words, _, _ in panels)
         description = f"{words[:1].upper()}{words[1:]} over {plural(self.last, 'step')}.{crossed}"
         size = (self.width, top + _BELOW)
         title = "The run, step by step"
-        return figure(size, self.body, f"time-{self.name}", title, description, self.name)
+        return figure(size, body, f"time-{self.name}", title, description, self.name)
 
     # -------------------------------------------------------------- epsilon
 
@@ -440,19 +379,15 @@ class _Drawing:
 
     # -------------------------------------------------------------- evidence
 
-    def _level(self) -> float:
-        """Return the log e-value of an alarm."""
-        return -math.log(float(self.report.settings.get("significance", 1e-3)))
-
     def _alarm(self) -> int | None:
         """Return the step, from 1, in which the fault was first seen; else of the first alarm."""
         root, rows = self.report.verdict.root, growth(self.report)
         if root is not None and root.place.step is not None:
             return root.place.step + 1
-        return next((step for step, log_e in rows if log_e >= self._level() - 1e-9), None)
+        return next((step for step, log_e in rows if log_e >= self.level - 1e-9), None)
 
     def _evidence(self, top: float) -> Iterator[Markup]:
-        alarm, cap = self._level(), 3.0 * self._level()
+        alarm, cap = self.level, 3.0 * self.level
         y = Scale(0.0, cap, top + _EVIDENCE, top)
         yield text((self.left, top - 10), "evidence against the claim (e-value)", "axis")
         for tick in (0.0, alarm, 2.0 * alarm, cap):
@@ -472,7 +407,10 @@ class _Drawing:
             words = f"largest so far: {math.exp(best):.2g}, no alarm"
             yield text((self.left + 9, y(0) - 9), words, "lab")
             return
-        yield from self._alarm_label(first, y(alarm) + 17)
+        stops = self.report.settings.get("on_violation") in ("raise", "stop")
+        stopped = ", training stopped" if stops and first >= self.last else ""
+        words = f"first seen in step {first:,}{stopped}"
+        yield self._beside(first, y(alarm) + 17, words, "lab badtext")
         leaves = next((step for step, log_e in rows if log_e > cap), None)
         if leaves is not None:
             yield self._beside(leaves, top + 14, "higher than shown", "lab")
@@ -490,12 +428,6 @@ class _Drawing:
         else:
             points.append((self.x(self.last), points[-1][1]))
         yield path(points, "evid")
-
-    def _alarm_label(self, first: int, at: float) -> Iterator[Markup]:
-        stops = self.report.settings.get("on_violation") in ("raise", "stop")
-        stopped = ", training stopped" if stops and first >= self.last else ""
-        words = f"first seen in step {first:,}{stopped}"
-        yield self._beside(first, at, words, "lab badtext")
 
     def _beside(self, step: int, y: float, words: str, kind: str) -> Markup:
         """Return text next to a step, on the side that has room."""
@@ -527,46 +459,19 @@ _SIZE, _LEFT, _EDGE = 400.0, 50.0, 14.0
 _RATE_TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-@dataclass(frozen=True)
-class Tradeoff:
-    """The section of one step.
-
-    Args:
-        picture: the figure; empty if it has too few readings.
-        says: what the figure shows.
-        words: mu and the attack's rate as text.
-        outside: whether a region is outside of the claim.
-        level: confidence level of a region.
-        claim: the claimed curve by name, or why there is none.
-        rows: the numbers of the figure as text.
-    """
-
-    picture: Markup
-    says: str
-    words: tuple[str, ...]
-    outside: bool
-    level: str
-    claim: str
-    rows: tuple[tuple[str, ...], ...]
-
-
-def tradeoff(report: AuditReport) -> Tradeoff:
-    """Return the section of a report."""
-    significance = report.settings.get("bound_significance", 0.05)
+def tradeoff(report: AuditReport) -> dict[str, Any]:
+    """Return what one step shows, for the template; without a picture if it has few readings."""
     curve, lack = claimed_curve(report)
-    regions: list[RateRegion] = []
-    if report.observations >= LEAST_READINGS:
-        regions = list(rate_regions(report.operating_points, significance))
-    bad = [is_forbidden(region, curve) for region in regions]
-    return Tradeoff(
-        picture=_picture(regions, bad, curve) if regions else Markup(""),
-        says=_tradeoff_says(report, regions, bad, curve) if regions else "",
-        words=tuple(_words(report, curve)),
-        outside=any(bad),
-        level=level(significance),
-        claim=f"claimed for one step: {number(curve.mu)}-GDP" if curve else f"no claim: {lack}",
-        rows=tuple(_region_row(region, wrong) for region, wrong in zip(regions, bad, strict=True)),
-    )
+    regions = rate_regions(report, curve) if report.observations >= LEAST_READINGS else []
+    return {
+        "picture": _picture(regions, curve) if regions else "",
+        "says": _tradeoff_says(report, regions, curve) if regions else "",
+        "words": list(_words(report, curve)),
+        "outside": any(region.outside for region in regions),
+        "level": level(report.settings.get("bound_significance", 0.05)),
+        "claim": f"claimed for one step: {number(curve.mu)}-GDP" if curve else f"no claim: {lack}",
+        "rows": [_region_row(region) for region in regions],
+    }
 
 
 def true_positives(mu: float, fpr: float = FPR) -> float:
@@ -587,11 +492,6 @@ def true_positives(mu: float, fpr: float = FPR) -> float:
         Definition 2.6.
     """
     return float(special.ndtr(mu + special.ndtri(fpr)))
-
-
-def is_correlated(report: AuditReport) -> bool:
-    """Return whether noise that is correlated over steps is claimed."""
-    return bool((report.settings.get("claim") or {}).get("noise_coefficients"))
 
 
 def _words(report: AuditReport, curve: GaussianTradeoff | None) -> Iterator[str]:
@@ -622,17 +522,13 @@ def _words(report: AuditReport, curve: GaussianTradeoff | None) -> Iterator[str]
 
 
 def _tradeoff_says(
-    report: AuditReport,
-    regions: Sequence[RateRegion],
-    bad: Sequence[bool],
-    curve: GaussianTradeoff | None,
+    report: AuditReport, regions: Sequence[RateRegion], curve: GaussianTradeoff | None
 ) -> str:
     points = plural(len(regions), "measured point")
     if curve is None:
         return f"{points}; nothing is claimed that they could contradict."
-    if any(bad):
-        verb = "lies" if sum(bad) == 1 else "lie"
-        return f"{sum(bad)} of {points} {verb} where the claim allows none."
+    if bad := sum(region.outside for region in regions):
+        return f"{bad} of {points} {'lies' if bad == 1 else 'lie'} where the claim allows none."
     shaded = sum(_in_shade(region, curve) for region in regions)
     if shaded and report.verdict.outcome == "VIOLATION":
         return (
@@ -647,7 +543,7 @@ def _in_shade(region: RateRegion, curve: GaussianTradeoff) -> bool:
     return bool(region.fnr < curve(region.fpr) or region.fnr > inverted)
 
 
-def _region_row(region: RateRegion, wrong: bool) -> tuple[str, ...]:
+def _region_row(region: RateRegion) -> tuple[str, ...]:
     def span(low: float, high: float) -> str:
         return f"{100 * low:.1f}{DASH}{100 * high:.1f}"
 
@@ -657,16 +553,14 @@ def _region_row(region: RateRegion, wrong: bool) -> tuple[str, ...]:
         span(region.left, region.right),
         f"{100 * region.fnr:.1f}{PERCENT}",
         span(region.bottom, region.top),
-        "✕ outside" if wrong else "✓ within",
+        "✕ outside" if region.outside else "✓ within",
     )
 
 
 # ------------------------------------------------------------------ the picture
 
 
-def _picture(
-    regions: Sequence[RateRegion], bad: Sequence[bool], curve: GaussianTradeoff | None
-) -> Markup:
+def _picture(regions: Sequence[RateRegion], curve: GaussianTradeoff | None) -> Markup:
     x, y = Scale(0.0, 1.0, _LEFT, _SIZE - _EDGE), Scale(0.0, 1.0, _SIZE - _LEFT, _EDGE)
     lower = _curve_points(curve, x, y) if curve else []
     body = [
@@ -675,13 +569,13 @@ def _picture(
         path([(x(0), y(1)), (x(1), y(0))], "guess"),
         *([path(lower, "claim")] if curve else ()),
         text((x(0.56), y(0.47) - 3), "pure guessing", "lab soft"),
-        *_boxes(regions, bad, x, y),
-        *_marks(regions, bad, x, y),
+        *(_box(region, x, y) for region in regions),
+        *(_point(region, x, y) for region in regions),
     ]
     if curve:  # above everything, with a halo
         body.append(text((x(0.035), y(0.05)), "forbidden by the claim", "lab"))
         body.append(text((x(0.965), y(0.93)), "forbidden, too", "lab", "end"))
-    count = sum(bad)
+    count = sum(region.outside for region in regions)
     outside = f"{count} of them are" if count else "none of them is"
     description = (
         f"Measured error rates at {plural(len(regions), 'threshold')} with their confidence "
@@ -736,25 +630,21 @@ def _grid(x: Scale, y: Scale) -> Iterator[Markup]:
     yield text((0.0, 0.0), words[1], "axis", "middle", transform=turned)
 
 
-def _boxes(
-    regions: Sequence[RateRegion], bad: Sequence[bool], x: Scale, y: Scale
-) -> Iterator[Markup]:
-    for region, wrong in zip(regions, bad, strict=True):
-        within = "outside the claim" if wrong else "within the claim"
-        yield element(
-            "rect",
-            element("title", f"threshold {region.threshold:g}: {within}"),
-            class_=f"region {'bad' if wrong else 'good'}",
-            x=x(region.left),
-            y=y(region.top),
-            width=max(1.0, x(region.right) - x(region.left)),
-            height=max(1.0, y(region.bottom) - y(region.top)),
-        )
+def _box(region: RateRegion, x: Scale, y: Scale) -> Markup:
+    within = "outside the claim" if region.outside else "within the claim"
+    return element(
+        "rect",
+        element("title", f"threshold {region.threshold:g}: {within}"),
+        class_=f"region {'bad' if region.outside else 'good'}",
+        x=x(region.left),
+        y=y(region.top),
+        width=max(1.0, x(region.right) - x(region.left)),
+        height=max(1.0, y(region.bottom) - y(region.top)),
+    )
 
 
-def _marks(
-    regions: Sequence[RateRegion], bad: Sequence[bool], x: Scale, y: Scale
-) -> Iterator[Markup]:
-    for region, wrong in zip(regions, bad, strict=True):
-        px, py = x(region.fpr), y(region.fnr)
-        yield (cross(px, py) if wrong else element("circle", class_="dot good", cx=px, cy=py, r=4))
+def _point(region: RateRegion, x: Scale, y: Scale) -> Markup:
+    at = x(region.fpr), y(region.fnr)
+    if region.outside:
+        return cross(*at)
+    return element("circle", class_="dot good", cx=at[0], cy=at[1], r=4)

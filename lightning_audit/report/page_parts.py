@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 from lightning_audit.files import visible
-from lightning_audit.report.text import LN10, RAISED
+from lightning_audit.report.text import LN10, with_signs
 from lightning_audit.report.text import plural as plural
+from lightning_audit.report.text import power_of_ten as text_of_power
+
+#: One number: what it is, its value and method, its level at how many looks, its assumptions.
+MethodRow = tuple[str, str, str, str, tuple[str, ...]]
 
 # --- Numbers and text of a report, as the page shows them.
 
-#: From this power of ten on, decimals of the exponent mean nothing.
-_WHOLE_POWER = 10.0
 #: Instead of an unknown number, and between two limits.
 DASH = "\N{EN DASH}"
 #: Percent after a number, on its line.
@@ -91,12 +93,9 @@ def power_of_ten(log_e: float) -> str:
     """
     if math.isinf(log_e):
         return "∞" if log_e > 0 else "0"
-    power = log_e / LN10
-    if 0.0 <= power < 1.0:
+    if 0.0 <= (power := log_e / LN10) < 1.0:
         return f"{10.0**power:.2g}"
-    whole = abs(power) >= _WHOLE_POWER or abs(power - round(power)) < 0.05
-    digits = f"{power + 0.0:.0f}" if whole else f"{power:.1f}"
-    return "10" + ("0" if digits == "-0" else digits).translate(RAISED)
+    return with_signs(text_of_power(log_e))
 
 
 def sentence(text: str) -> str:
@@ -260,7 +259,7 @@ def cross(x: float, y: float, half: float = 5.0) -> Markup:
     )
 
 
-def row(height: int, *children: Markup) -> Markup:
+def strip(height: int, *children: Markup) -> Markup:
     """Return a strip as wide as its place, whose children are placed in percent."""
     inside = element("g", *children, class_="p", fill="none", stroke="#555")
     return element("svg", inside, class_="row", width="100%", height=height, aria_hidden="true")
@@ -278,7 +277,7 @@ def level_line(start: float, end: float, at: int, kind: str) -> Markup:
 
 def tick_row(values: Sequence[float], high: float) -> Markup:
     """Return the labels of an axis below rows, from 0 to ``high``."""
-    return row(
+    return strip(
         18,
         *(
             element(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
@@ -12,25 +13,32 @@ from lightning_audit.checks import sampling
 from lightning_audit.checks.check import OF_BATCHES
 from lightning_audit.files import visible
 from lightning_audit.report import page_verdict
-from lightning_audit.report.page_figures import FPR, is_correlated
+from lightning_audit.report.page_figures import FPR
 from lightning_audit.report.page_parts import (
     DASH,
+    MethodRow,
     element,
     inner,
     level,
     level_line,
-    marked,
     nice,
     number,
     percent,
     plural,
     power_words,
-    row,
     sentence,
+    strip,
     tick_row,
     upright,
 )
-from lightning_audit.report.text import lower, refutes_mechanism, title_of
+from lightning_audit.report.text import (
+    by_accountant,
+    is_correlated,
+    lower,
+    refutes_mechanism,
+    stated,
+    title_of,
+)
 from lightning_audit.results.audit_report import (
     AT_END,
     AuditReport,
@@ -44,6 +52,15 @@ from lightning_audit.results.audit_report import (
 _OF_BATCHES = {check.name for check in sampling.CHECKS if check.refutes == OF_BATCHES}
 #: The axis ends at this multiple of the largest other epsilon, however much is not excluded.
 _MOST = 2.2
+#: Sign of each kind of epsilon, which distinguishes it without color.
+_SIGNS = {
+    "claimed": "┆",
+    "measured": "●",
+    "spent": "◆",
+    "proved": "▶",
+    "single": "▷",
+    "open": "◁",
+}
 
 
 @dataclass(frozen=True)
@@ -51,41 +68,18 @@ class EpsilonRow:
     """One epsilon.
 
     Args:
-        kind: CSS class of its bar.
-        sign: character that distinguishes it without color.
+        kind: one of `_SIGNS`; after a blank, a further CSS class of its bar.
         name: what it is.
-        value: the number as text.
-        bar: the bar.
+        value: the number; None if nothing is proved.
         means: what it says, in a sentence or two.
         leads: whether it is one of the two that are not folded: the stated and the found one.
     """
 
     kind: str
-    sign: str
     name: str
-    value: str
-    bar: Markup
+    value: float | None
     means: str
     leads: bool = False
-
-
-@dataclass(frozen=True)
-class EpsilonSection:
-    """All epsilons on one axis.
-
-    Args:
-        rows: the bars.
-        ticks: labels of the axis; empty without rows.
-        note: what a violation means for them, or that nothing is known.
-        claimed: whether the claim is drawn as a line.
-        folded: names of the bars that are folded, with their values; empty if there are none.
-    """
-
-    rows: tuple[EpsilonRow, ...]
-    ticks: Markup
-    note: str
-    claimed: bool
-    folded: str = ""
 
 
 def most_found(epsilon: float, delta: float, fpr: float = FPR) -> float:
@@ -110,20 +104,31 @@ def most_found(epsilon: float, delta: float, fpr: float = FPR) -> float:
     return min(1.0, first, 1.0 - math.exp(-epsilon) * (1.0 - delta - fpr))
 
 
-def epsilon_section(report: AuditReport) -> EpsilonSection:
-    """Return the section of a report."""
-    drawn = _Axis(report)
-    rows = tuple(drawn.rows())
-    ticks = tick_row(nice(drawn.high, 5), drawn.high) if rows else Markup("")
-    names = ", ".join(f"{inner(row.name)} {row.value}" for row in rows if not row.leads)
-    folded = names[:1].upper() + names[1:]
-    return EpsilonSection(rows, ticks, _note(report, bool(rows)), drawn.claim is not None, folded)
+def epsilon_section(report: AuditReport) -> dict[str, Any]:
+    """Return all epsilons on one axis, for the template.
+
+    Each row is an `EpsilonRow` with its sign, number and bar; what does not lead is folded.
+    """
+    claim, high = report.claimed_epsilon, _end_of_axis(report)
+    found = list(_epsilons(report, high))
+    shown = [DASH if row.value is None else number(row.value) for row in found]
+    pairs = list(zip(found, shown, strict=True))
+    names = ", ".join(f"{inner(row.name)} {text}" for row, text in pairs if not row.leads)
+    return {
+        "rows": [
+            (row, _SIGNS[row.kind.split()[0]], text, _bar(row, high, report)) for row, text in pairs
+        ],
+        "ticks": tick_row(nice(high, 5), high),
+        "note": _note(report, bool(found)),
+        "claimed": claim is not None,
+        "folded": names[:1].upper() + names[1:],
+    }
 
 
 def adjacency_words(report: AuditReport) -> str:
     """Return what neighboring data sets differ by."""
-    claim, seen = report.settings.get("claim") or {}, report.trainings
-    replaced = (claim.get("adjacency") if seen is None else seen.pair) == "replace_one"
+    seen = report.trainings
+    replaced = (stated(report, "adjacency") if seen is None else seen.pair) == "replace_one"
     words = "one record is replaced by another" if replaced else "one record is added or removed"
     return f"{words}{report.of_items}"
 
@@ -139,110 +144,89 @@ def sampling_words(report: AuditReport) -> str:
             loader = check.evidence.get("loader")
             title = lower(title_of(check.name, failed=True))
             return visible(f"{title} ({loader})" if loader else title)
-    claim = report.settings.get("claim") or {}
-    if claim.get("sampling") == "shuffled":
+    if stated(report, "sampling") == "shuffled":
         return "shuffled batches, each record in one step per epoch, which nothing amplifies"
     return POISSON
 
 
-class _Axis:
-    """The axis of all epsilons of a report, and the bars on it."""
+def _end_of_axis(report: AuditReport) -> float:
+    """Return the end of the axis of all epsilons."""
+    found, many = report.epsilon_measured, report.trainings is not None
+    measured = None if found is None else found.upper or found.lower
+    bounds = [bound for bound in report.bounds if many or bound is _constant_bound(report)]
+    known = [bound.epsilon_lower for bound in bounds]
+    known += [report.claimed_epsilon, report.epsilon_spent, measured]
+    known += [report.epsilon_lower, report.epsilon_lower_at_end]
+    finite = [value for value in known if value is not None and math.isfinite(value)]
+    top = max(finite, default=0.0) or 1.0
+    return 1.12 * max(top, min(report.epsilon_not_excluded or 0.0, _MOST * top))
 
-    def __init__(self, report: AuditReport) -> None:
-        self.report = report
-        self.claim, self.spent = report.claimed_epsilon, report.epsilon_spent
-        self.proved, self.free = report.epsilon_lower, report.epsilon_not_excluded
-        self.single, self.end = _constant_bound(report), report.epsilon_lower_at_end
-        single = self.single.epsilon_lower if self.single else None
-        self.many = report.bounds if report.trainings is not None else ()
-        most = (bound.epsilon_lower for bound in self.many)
-        self.found = report.epsilon_measured
-        found = None if self.found is None else self.found.upper or self.found.lower
-        known = [self.claim, self.spent, self.proved, self.end, single, found, *most]
-        finite = [value for value in known if value is not None and math.isfinite(value)]
-        top = max(finite, default=0.0) or 1.0
-        self.high = 1.12 * max(top, min(self.free or 0.0, _MOST * top))
 
-    def at(self, value: float | None) -> float:
-        """Return the place of an epsilon in percent; one beyond the axis at its end."""
-        return 100.0 * min(value or 0.0, self.high) / self.high
+def _bar(row: EpsilonRow, high: float, report: AuditReport) -> Markup:
+    def at(value: float | None) -> float:
+        return 100.0 * min(value or 0.0, high) / high
 
-    def rows(self) -> Iterator[EpsilonRow]:
-        """Yield what is known."""
-        mechanism = _of_mechanism(self.report)
-        if self.claim is not None:
-            means = _promise(self.report, self.claim)
-            yield self._row("claimed", "┆", "Claimed", self.claim, means, leads=True)
-        if self.found is not None:
-            one = self.found
-            name = "Measured, about" if one.about is not None else "Measured, at least"
-            means = f"An estimate. {sentence(measured_words(self.report, source=True))}"
-            about = one.lower if one.about is None else one.about
-            yield self._row("measured", "●", name, about, means, leads=True)
-        if self.spent is not None:
-            kind = "spent refuted" if mechanism else "spent"
-            leads = not mechanism and not self.many
-            yield self._row(
-                kind, "◆", "Spent", self.spent, _books(self.report, self.spent), leads=leads
-            )
-        for bound in self.many:
-            kind, sign = ("proved", "▶") if bound.looks == "anytime" else ("single", "▷")
+    start = at(report.epsilon_lower) if row.kind == "open" else 0.0
+    place = {"x": f"{start:.2f}%", "y": 8, "width": f"{max(0.4, at(row.value) - start):.2f}%"}
+    parts = [
+        level_line(0.0, 100.0, 15, "base"),
+        element("rect", class_=f"b {row.kind}", **place, height=14, rx=2),
+    ]
+    claim = report.claimed_epsilon
+    if claim is not None and math.isfinite(claim):
+        parts.append(upright(at(claim), "claim dash", 30))
+    return strip(30, *parts)
+
+
+def _epsilons(report: AuditReport, high: float) -> Iterator[EpsilonRow]:
+    """Yield what is known of a run whose axis ends at ``high``."""
+    mechanism, spent, proved = _of_mechanism(report), report.epsilon_spent, report.epsilon_lower
+    many = report.trainings is not None
+    if (claim := report.claimed_epsilon) is not None:
+        yield EpsilonRow("claimed", "Claimed", claim, _promise(report, claim), leads=True)
+    if (one := report.epsilon_measured) is not None:
+        name = "Measured, about" if one.about is not None else "Measured, at least"
+        means = f"An estimate. {sentence(measured_words(report, source=True))}"
+        value = one.lower if one.about is None else one.about
+        yield EpsilonRow("measured", name, value, means, leads=True)
+    if spent is not None:
+        kind = "spent refuted" if mechanism else "spent"
+        yield EpsilonRow(kind, "Spent", spent, _books(report, spent), leads=many or not mechanism)
+    if many:
+        for bound in report.bounds:
+            kind = "proved" if bound.looks == "anytime" else "single"
             name, means = page_verdict.bound_row(bound)
-            yield self._row(kind, sign, name, bound.epsilon_lower or None, means)
-        if self.proved is not None and not self.many:
-            value = self.proved or None
-            yield self._row("proved", "▶", "Proved at least", value, _measured(self.report))
-        if self.end and not self.many:
-            means = (
-                "Measured by one look at the planned end, which was fixed before the first step, "
-                f"with {level(_end_bound(self.report).significance)} confidence for that look. "
-                "Assumes that leakage kept a constant ratio to its claim."
-            )
-            yield self._row("single", "▷", "At the planned end", self.end, means)
-        if self.single is not None and mechanism:
-            single = self.single.epsilon_lower
-            if single is not None and single > (self.proved or 0.0):
-                means = (
-                    f"Measured, with {level(self.single.significance)} confidence for one look. "
-                    "Assumes that signal and noise kept a constant ratio to their claims."
-                )
-                above = self.spent is not None and single > self.spent
-                means += " It is more than the stated noise would cost." if above else ""
-                yield self._row("single", "▷", "At least, if constant", single, means)
-        if self.free is not None:
-            yield self._row("open", "◁", "Not excluded up to", self.free, _open(self, self.free))
-
-    def _row(
-        self,
-        kind: str,
-        sign: str,
-        name: str,
-        value: float | None,
-        means: str,
-        *,
-        leads: bool = False,
-    ) -> EpsilonRow:
-        start = self.at(self.proved) if kind == "open" else 0.0
-        bar = element(
-            "rect",
-            class_=f"b {kind}",
-            x=f"{start:.2f}%",
-            y=8,
-            width=f"{max(0.4, self.at(value) - start):.2f}%",
-            height=14,
-            rx=2,
+            yield EpsilonRow(kind, name, bound.epsilon_lower or None, means, leads=True)
+    elif proved is not None:
+        yield EpsilonRow("proved", "Proved at least", proved or None, _measured(report))
+    if (end := report.epsilon_lower_at_end) and not many:
+        of = next(bound.significance for bound in report.bounds if bound.name == AT_END)
+        means = (
+            "Measured by one look at the planned end, which was fixed before the first step, "
+            f"with {level(of)} confidence for that look. "
+            "Assumes that leakage kept a constant ratio to its claim."
         )
-        parts = [level_line(0.0, 100.0, 15, "base"), bar]
-        if self.claim is not None and math.isfinite(self.claim):
-            parts.append(upright(self.at(self.claim), "claim dash", 30))
-        shown = DASH if value is None else number(value)
-        leads = leads or bool(self.many)
-        return EpsilonRow(kind, sign, name, shown, row(30, *parts), means, leads)
+        yield EpsilonRow("single", "At the planned end", end, means)
+    single = _constant_bound(report)
+    if mechanism and single and (single.epsilon_lower or 0.0) > (proved or 0.0):
+        means = (
+            f"Measured, with {level(single.significance)} confidence for one look. "
+            "Assumes that signal and noise kept a constant ratio to their claims."
+        )
+        if spent is not None and (single.epsilon_lower or 0.0) > spent:
+            means += " It is more than the stated noise would cost."
+        yield EpsilonRow("single", "At least, if constant", single.epsilon_lower, means)
+    if (free := report.epsilon_not_excluded) is not None:
+        means = "What the largest fault that a run of this length can miss would leak."
+        means += " The bar continues outside of the picture." if free > high else ""
+        longer = claim is not None and free > claim
+        means += " A longer run excludes more." if longer else ""
+        yield EpsilonRow("open", "Not excluded up to", free, means, leads=many)
 
 
 def _promise(report: AuditReport, claim: float) -> str:
-    source = report.settings.get("claimed_epsilon", 0.0) is None
-    by = "By the accountant, for the stated steps: n" if source else "The promise: n"
+    accounted = by_accountant(report)
+    by = "By the accountant, for the stated steps: n" if accounted else "The promise: n"
     sure = 1.0 / (1.0 + math.exp(-claim))
     refuted = claim != report.epsilon_that_holds and ", ".join(report.epsilon_refuted_by)
     doubt = f" With {refuted} allowed, the claim is not known to hold." if refuted else ""
@@ -279,15 +263,6 @@ def _measured(report: AuditReport) -> str:
     )
 
 
-def _open(axis: _Axis, free: float) -> str:
-    words = "What the largest fault that a run of this length can miss would leak."
-    if free > axis.high:
-        words += " The bar continues outside of the picture."
-    if axis.claim is not None and free > axis.claim:
-        words += " A longer run excludes more."
-    return words
-
-
 def _note(report: AuditReport, known: bool) -> str:
     if not known and is_correlated(report):
         return "No epsilon is computed for noise that is correlated over steps by design."
@@ -312,10 +287,6 @@ def _constant_bound(report: AuditReport) -> EpsilonBound | None:
     return next((b for b in report.bounds if b.name == "mu" and b.looks == "single"), None)
 
 
-def _end_bound(report: AuditReport) -> EpsilonBound:
-    return next(b for b in report.bounds if b.name == AT_END)
-
-
 # --- Every number of the page with its method, level and assumptions.
 
 _HOW = {
@@ -329,53 +300,18 @@ _POWER = {"noise": "Power, noise", "sensitivity": "Power, clipping"}
 _VARIANCE = "the data add as much variance to later readings as to those so far"
 
 
-@dataclass(frozen=True)
-class MethodRow:
-    """One number.
-
-    Args:
-        name: what it is.
-        value: the number.
-        how: its method.
-        holds: its level, and at how many looks.
-        assumes: letters of its assumptions; a dash if it has none.
-    """
-
-    name: str
-    value: str
-    how: str
-    holds: str
-    assumes: str
-
-
-@dataclass(frozen=True)
-class MethodTable:
-    """All numbers.
-
-    Args:
-        rows: the numbers.
-        assumptions: all assumptions, in the order of their letters.
-        letters: the first and the last letter.
-    """
-
-    rows: tuple[MethodRow, ...]
-    assumptions: tuple[Markup, ...]
-    letters: str
-
-
-def method_table(report: AuditReport) -> MethodTable:
-    """Return the table of a report."""
+def method_table(report: AuditReport) -> dict[str, Any]:
+    """Return all numbers for the template, each with the letters of its assumptions."""
     rows = list(_rows(report))
     every = list(dict.fromkeys(text for *_, assumed in rows for text in assumed))
     letters = {text: _letter(i) for i, text in enumerate(every)}
-    return MethodTable(
-        letters=f"A to {_letter(len(every) - 1)}" if every[1:] else "A",
-        rows=tuple(
-            MethodRow(name, value, how, holds, " ".join(letters[a] for a in assumed) or DASH)
-            for name, value, how, holds, assumed in rows
-        ),
-        assumptions=tuple(marked(sentence(text)) for text in every),
-    )
+    return {
+        "rows": [
+            (*row, " ".join(letters[text] for text in assumed) or DASH) for *row, assumed in rows
+        ],
+        "assumptions": every,
+        "letters": f"A to {_letter(len(every) - 1)}" if every[1:] else "A",
+    }
 
 
 def _letter(number_of: int) -> str:
@@ -384,44 +320,29 @@ def _letter(number_of: int) -> str:
     return (_letter(most - 1) if most else "") + chr(65 + last)
 
 
-_Row = tuple[str, str, str, str, tuple[str, ...]]
-
-
-def _rows(report: AuditReport) -> Iterator[_Row]:
-    claim, significance = report.claimed_epsilon, report.settings.get("significance")
-    trainings = report.trainings
+def _rows(report: AuditReport) -> Iterator[MethodRow]:
+    claim, spent = report.claimed_epsilon, report.epsilon_spent
+    free, trainings = report.epsilon_not_excluded, report.trainings
+    significance = report.settings.get("significance")
     if claim is not None:
-        stated = report.settings.get("claimed_epsilon", claim) is not None
-        how = "stated by the user" if stated else "the accountant's epsilon of these steps"
+        accounted = by_accountant(report)
+        how = "the accountant's epsilon of these steps" if accounted else "stated by the user"
         how = how if trainings is None else f"of {visible(trainings.claim)}"
         yield "Claimed ε", number(claim, 4), how, DASH, ()
-    if report.epsilon_spent is not None:
+    if spent is not None:
         how = "composed from the stated noise and the steps that ran"
-        yield (
-            "Spent ε",
-            number(report.epsilon_spent, 4),
-            how,
-            "computed, rounded up",
-            _of_spent(report),
-        )
-    for bound in report.bounds:
-        yield _bound(bound)
-    if report.epsilon_not_excluded is not None:
+        yield "Spent ε", number(spent, 4), how, "computed, rounded up", _of_spent(report)
+    yield from map(_bound, report.bounds)
+    if free is not None:
         how = "ε of the worst mechanism that this run could have missed"
-        value = number(report.epsilon_not_excluded, 4)
         assumed = _stated(report, "epsilon_not_excluded") or (_VARIANCE,)
-        yield "Not excluded, up to", value, how, "95 % power", assumed
+        yield "Not excluded, up to", number(free, 4), how, "95 % power", assumed
     if trainings is not None:
         yield from page_verdict.numbers(report, trainings)
     elif significance is not None:
         how = "e-values, shares over all checks (Ville's inequality, union bound)"
-        yield (
-            "False alarm",
-            f"≤ {number(significance)}",
-            how,
-            "any number of looks",
-            ("fair private coins",),
-        )
+        alarm = f"≤ {number(significance)}"
+        yield "False alarm", alarm, how, "any number of looks", ("fair private coins",)
     for part, name in _POWER.items():
         row = report.power.get(part) or {}
         if {"power", "size", "steps_needed"} <= row.keys():
@@ -444,7 +365,7 @@ def _of_spent(report: AuditReport) -> tuple[str, ...]:
     )
 
 
-def _bound(bound: EpsilonBound) -> _Row:
+def _bound(bound: EpsilonBound) -> MethodRow:
     other = (f"ε by {visible(bound.name)}", "a bound of the literature, in addition to the verdict")
     name, how = _HOW.get(bound.name, other)
     anytime = bound.looks == "anytime"

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
-from lightning_audit.checks.check import DECLARED, QUESTIONS, REGISTRY
+from lightning_audit.checks.check import DECLARED, QUESTIONS, REGISTRY, Check
 from lightning_audit.files import visible
 from lightning_audit.report.page_parts import (
     DASH,
     PERCENT,
+    MethodRow,
     inner,
     level,
     listed,
@@ -28,12 +29,16 @@ from lightning_audit.report.page_parts import (
 )
 from lightning_audit.report.text import (
     NOT_TRIED,
+    Fact,
+    by_accountant,
     counted,
     headline,
     headline_of,
-    look_at_sentence,
+    powers,
     records_of,
     refutes_mechanism,
+    result_of,
+    significance_of,
     title_of,
 )
 from lightning_audit.results.audit_report import (
@@ -43,8 +48,12 @@ from lightning_audit.results.audit_report import (
     LikelyFault,
     Place,
     TrainingsSeen,
+    first_of,
 )
+from lightning_audit.results.report_details import CodePlace
 from lightning_audit.results.report_json import plain
+
+Pair = tuple[str, str]
 
 # --- What the page says of an audit over many trainings.
 
@@ -72,15 +81,18 @@ def meaning(report: AuditReport, seen: TrainingsSeen) -> str:
     )
 
 
-def facts_of_trainings(seen: TrainingsSeen) -> list[tuple[str, str, str]]:
+def facts_of_trainings(seen: TrainingsSeen) -> list[Fact]:
     """Return the numbers below the verdict, each with a remark."""
     found = counted(seen)
     if seen.canaries > 1:
         found.append(("Canaries", f"{seen.canaries:,}", "in each training"))
     if seen.refuted_after is not None:
         found.append(("Refuted", f"after {seen.refuted_after:,}", "trainings"))
-    alarm = f"≤ {100 * seen.significance:g}{PERCENT}"
-    return [*found, ("False alarm", alarm, "over all looks at the trainings")]
+    return [*found, _false_alarm(seen.significance, "over all looks at the trainings")]
+
+
+def _false_alarm(significance: float, over: str) -> Fact:
+    return "False alarm", f"≤ {100 * significance:g}{PERCENT}", over
 
 
 def bound_row(bound: EpsilonBound) -> tuple[str, str]:
@@ -97,17 +109,10 @@ def bound_row(bound: EpsilonBound) -> tuple[str, str]:
     )
 
 
-def numbers(
-    report: AuditReport, seen: TrainingsSeen
-) -> Iterator[tuple[str, str, str, str, tuple[str, ...]]]:
+def numbers(report: AuditReport, seen: TrainingsSeen) -> Iterator[MethodRow]:
     """Yield the rows of the table of numbers that no other report has."""
-    yield (
-        "Error rate, claimed",
-        f"≥ {number(seen.least_error)}",
-        f"least error rate of guesses with {visible(seen.claim)}",
-        "computed",
-        (),
-    )
+    how = f"least error rate of guesses with {visible(seen.claim)}"
+    yield "Error rate, claimed", f"≥ {number(seen.least_error)}", how, "computed", ()
     if anytime := [bound for bound in report.bounds if bound.looks == "anytime"]:
         holds = f"{level(anytime[0].significance)} confidence, at all looks together"
         assumed = anytime[0].assumptions[:-1]
@@ -146,26 +151,6 @@ _CLAIMS = {
     "sample_rate": "sampling rate",
 }
 
-Fact = tuple[str, str, str]
-Pair = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class CodeShown:
-    """Lines of the user's code that a finding points to.
-
-    Args:
-        file: path from the repository.
-        line: number of the first line.
-        name: of the function or class.
-        lines: number and text of each line.
-    """
-
-    file: str
-    line: int
-    name: str
-    lines: tuple[tuple[int, str], ...]
-
 
 def facts(report: AuditReport) -> list[Fact]:
     """Return the numbers below the verdict, each with a remark."""
@@ -192,11 +177,8 @@ def facts(report: AuditReport) -> list[Fact]:
     counts = [count for count in asked if isinstance(count, int) and not isinstance(count, bool)]
     if examined := len(report.examinations) or max(counts, default=0):
         found.append(("Steps run again", f"{examined}", "with and without a record"))
-    significance = report.settings.get("significance")
-    if significance is not None:
-        found.append(
-            ("False alarm", f"≤ {100 * float(significance):g}{PERCENT}", "over the whole run")
-        )
+    if report.settings.get("significance") is not None:
+        found.append(_false_alarm(significance_of(report), "over the whole run"))
     if report.ended:
         reason = _ENDED.get(report.ended.reason, report.ended.reason)
         found.append(("Training", visible(reason), ""))
@@ -236,13 +218,10 @@ def claim_rows(report: AuditReport) -> list[Pair]:
     """Return the parts of the claim that was audited, with the source of each."""
     if report.trainings is not None:
         return [("claim", visible(report.trainings.claim))]
+    known = ((name, part) for name, part in report.claim.items() if part.value is not None)
     return [
-        (
-            _CLAIMS.get(name, visible(name.replace("_", " "))),
-            f"{_value(part.value)} ({part.source})",
-        )
-        for name, part in report.claim.items()
-        if part.value is not None
+        (_CLAIMS.get(name, visible(name.replace("_", " "))), f"{_value(one.value)} ({one.source})")
+        for name, one in known
     ]
 
 
@@ -275,19 +254,16 @@ def examinations(report: AuditReport) -> list[str]:
     return shown[:_MOST_EXAMINATIONS] + ([f"{rest} more steps."] if rest > 0 else [])
 
 
-def code_of(fault: LikelyFault) -> tuple[CodeShown, ...]:
-    """Return the code that a fault points to, as far as the report holds its lines."""
-    return tuple(
-        CodeShown(visible(place.file), place.line, visible(place.name), _lines(place.line, source))
-        for place in fault.place.code
-        if (source := place.source.rstrip())
-    )
-
-
-def _lines(first: int, source: str) -> tuple[tuple[int, str], ...]:
-    lines = source.split("\n")[:_MOST_LINES]
+def _lines_of(place: CodePlace) -> dict[str, Any]:
+    """Return a part of the user's code with its number and text of each line, for the template."""
+    lines = place.source.rstrip().split("\n")[:_MOST_LINES]
     indent = min((len(s) - len(s.lstrip()) for s in lines if s.strip()), default=0)
-    return tuple((first + i, visible(s[indent:].rstrip())) for i, s in enumerate(lines))
+    return {
+        "file": visible(place.file),
+        "line": place.line,
+        "name": visible(place.name),
+        "lines": [(place.line + i, visible(s[indent:].rstrip())) for i, s in enumerate(lines)],
+    }
 
 
 def _titles(names: tuple[str, ...], *, failed: bool = False) -> list[str]:
@@ -337,26 +313,20 @@ class CheckShown:
     """One check in its group.
 
     Args:
-        status: of the result.
-        sign: of the status.
+        result: of the check.
+        sign: of its status.
         word: the status in words, or what the check follows from.
-        name: the finding's name.
         title: its title, and whose it is.
-        message: what was seen.
         evidence: its e-value.
-        means: what a failure means.
-        look_at: what to look at after a failure, in a sentence.
+        explains: its declaration, if a failure is to be explained.
     """
 
-    status: str
+    result: CheckResult
     sign: str
     word: str
-    name: str
     title: str
-    message: Markup
     evidence: str
-    means: Markup
-    look_at: Markup
+    explains: Check | None
 
 
 @dataclass(frozen=True)
@@ -391,37 +361,24 @@ def check_groups(report: AuditReport) -> list[CheckGroup]:
     for check in report.checks:
         known = DECLARED.get(check.name)
         by_topic[(known and known.topic) or _OTHER].append(check)
-    significance = float(report.settings.get("significance", 1e-3))
-    groups = [_group(name, checks, significance) for name, checks in by_topic.items() if checks]
-    if report.trainings is not None:
-        groups = [dataclasses.replace(group, question=_OF_TRAININGS) for group in groups]
-    if refutes_mechanism(report):
-        groups = [_without_mechanism(group) if group.name == _TOTAL else group for group in groups]
-    return groups
+    return [_group(report, name, checks) for name, checks in by_topic.items() if checks]
 
 
-def not_examined(report: AuditReport) -> list[tuple[str, Markup]]:
+def not_examined(report: AuditReport) -> list[tuple[str, str]]:
     """Return the titles of checks that did not run, with the reason that they share."""
     reasons: dict[str, list[str]] = {}
     for check in report.checks:
         if check.status == "not_run":
             titles = reasons.setdefault(check.message, [])
-            title = _with_owner(heading(check), check)
+            title = _heading(check)
             titles.append(inner(title) if titles else title)
-    return [(listed(titles), marked(sentence(reason))) for reason, titles in reasons.items()]
+    return [(listed(titles), sentence(reason)) for reason, titles in reasons.items()]
 
 
-def heading(check: CheckResult, *, failed: bool = False) -> str:
-    """Return the title of a check; the name of one that this release does not know."""
-    return visible(title_of(check.name, failed=failed))
-
-
-def alarm_words(check: CheckResult, significance: float) -> str:
-    """Return a failed check's evidence, and the level of its alarm."""
-    if check.log_e_value is None or not check.share:
-        return "It was seen directly, without statistics."
-    value = power_of_ten(check.log_e_value)
-    return f"Evidence e = {value}; the alarm is at {_alarm(check, significance)}."
+def _heading(check: CheckResult, *, failed: bool = False) -> str:
+    """Return the title of a check, and whose it is; the name of one that is not known."""
+    title = visible(title_of(check.name, failed=failed))
+    return f"{title} ({visible(check.optimizer)})" if check.optimizer else title
 
 
 def _alarm(check: CheckResult, significance: float) -> str:
@@ -429,25 +386,16 @@ def _alarm(check: CheckResult, significance: float) -> str:
     return power_of_ten(math.log(level)) if level >= _LARGE else f"{float(f'{level:.2g}'):,.0f}"
 
 
-def _group(name: str, results: Sequence[CheckResult], significance: float) -> CheckGroup:
+def _group(report: AuditReport, name: str, results: Sequence[CheckResult]) -> CheckGroup:
     ordered = sorted(results, key=lambda c: (_WORST.index(c.status), bool(c.follows_from)))
-    status = ordered[0].status
-    return CheckGroup(
-        name=name,
-        question=QUESTIONS.get(name, "What checks of other packages found."),  # type: ignore[call-overload]
-        status=status,
-        sign=STATUSES[status][0],
-        says=_says(results),
-        checks=tuple(_check_shown(check, significance) for check in ordered),
-    )
-
-
-def _without_mechanism(group: CheckGroup) -> CheckGroup:
-    """Return the group of the total if the mechanism, for which it is computed, did not run."""
-    if group.status != "ok":
-        return group
-    says = f"{group.says}, for the stated mechanism only"
-    return dataclasses.replace(group, status="not_run", sign=DASH, says=says)
+    status, says = ordered[0].status, _says(results)
+    if name == _TOTAL and status == "ok" and refutes_mechanism(report):
+        status, says = "not_run", f"{says}, for the stated mechanism only"
+    question = QUESTIONS.get(name, "What checks of other packages found.")  # type: ignore[call-overload]
+    if report.trainings is not None:
+        question = _OF_TRAININGS
+    shown = tuple(_check_shown(check, significance_of(report)) for check in ordered)
+    return CheckGroup(name, question, status, STATUSES[status][0], says, shown)
 
 
 def _says(results: Sequence[CheckResult]) -> str:
@@ -473,24 +421,13 @@ def _check_shown(check: CheckResult, significance: float) -> CheckShown:
     failed = check.status in ("violated", "undecided", "warned", "allowed")
     if check.follows_from:
         word = f"follows from “{inner(title_of(check.follows_from, failed=True))}”"
-    explain = failed and not check.follows_from and known is not None
-    ran = check.status != "not_run" and check.log_e_value is not None and check.share > 0
-    value = power_of_ten(check.log_e_value or 0.0)
-    return CheckShown(
-        status=check.status,
-        sign=sign,
-        word=word,
-        name=visible(check.name),
-        title=_with_owner(heading(check, failed=failed), check),
-        message=marked(sentence(check.message)),
-        evidence=f"e = {value}, alarm at {_alarm(check, significance)}" if ran else "",
-        means=marked(known.meaning if explain and known else ""),
-        look_at=marked(look_at_sentence(known.look_at) if explain and known else ""),
-    )
-
-
-def _with_owner(title: str, check: CheckResult) -> str:
-    return f"{title} ({visible(check.optimizer)})" if check.optimizer else title
+    evidence = ""
+    if check.status != "not_run" and check.log_e_value is not None and check.share > 0:
+        alarm = _alarm(check, significance)
+        evidence = f"e = {power_of_ten(check.log_e_value)}, alarm at {alarm}"
+    title = _heading(check, failed=failed)
+    explains = known if failed and not check.follows_from else None
+    return CheckShown(check, sign, word, title, evidence, explains)
 
 
 # --- The verdict of a report in plain words, made by rule, and its root finding.
@@ -507,33 +444,6 @@ _VIOLATIONS = {
         "The steps may be sound; the number that is claimed for them is not.",
     ),
 }
-#: Parameters that a place names.
-_PARAMETERS = 5
-
-
-@dataclass(frozen=True)
-class FindingShown:
-    """A finding that the verdict names.
-
-    Args:
-        headline: the fault in a few words.
-        means: what it means.
-        evidence: what was measured.
-        where: when and where it was first seen.
-        look_at: what to look at in the code, as a noun phrase.
-        code: the user's own code that it points to.
-        alternatives: other faults that the same check may show.
-        follows: titles of the checks that it explains.
-    """
-
-    headline: Markup
-    means: Markup
-    evidence: Markup
-    where: Markup
-    look_at: Markup
-    code: tuple[CodeShown, ...]
-    alternatives: tuple[Markup, ...]
-    follows: tuple[str, ...]
 
 
 def verdict_sentence(report: AuditReport) -> str:
@@ -568,16 +478,15 @@ def verdict_meaning(report: AuditReport) -> str:
             "The training is neither passed nor accused. What a pass still needs is listed below."
         )
     _, means = _VIOLATIONS[verdict.kind or "mechanism"]
-    significance = number(float(report.settings.get("significance", 1e-3)))
-    alarm = f"A correct training is accused with probability {significance} at most."
+    probability = number(significance_of(report))
+    alarm = f"A correct training is accused with probability {probability} at most."
     return f"{means} {alarm}"
 
 
 def _claim(report: AuditReport) -> str:
     if report.claimed_epsilon is None:
         return "its privacy"
-    source = report.settings.get("claimed_epsilon", 0.0) is None
-    whose = "the accountant's" if source else "its claim of"
+    whose = "the accountant's" if by_accountant(report) else "its claim of"
     return f"{whose} ε = {number(report.claimed_epsilon)}"
 
 
@@ -588,9 +497,8 @@ def _resolution(report: AuditReport) -> str:
         "sensitivity": "clipping at {} times the norm",
     }
     parts = [
-        f"{text.format(number(float(row['size'])))} ({power_words(float(row['power']))})"
-        for part, text in words.items()
-        if (row := report.power.get(part)) and {"size", "power"} <= row.keys()
+        f"{words[part].format(number(size))} ({power_words(power)})"
+        for part, (size, power) in powers(report).items()
     ]
     return f"It would have shown {listed(parts)}. " if parts else ""
 
@@ -598,46 +506,43 @@ def _resolution(report: AuditReport) -> str:
 # ------------------------------------------------------------------ the findings
 
 
-def root_finding(report: AuditReport) -> FindingShown | None:
-    """Return the finding that the verdict leads with; None if there is none."""
+def root_finding(report: AuditReport) -> dict[str, Any] | None:
+    """Return the finding that the verdict leads with, for the template; None if there is none."""
     root = report.verdict.root
     if root is None:
         return None
-    rest = report.verdict.faults[1:]
-    alternatives = (marked(inner(headline_of(o))) for o in rest if o.shares_finding(root))
-    return _finding_shown(report, root, tuple(alternatives))
+    known = REGISTRY.get(root.finding)
+    others = (fault for fault in report.verdict.faults[1:] if fault.shares_finding(root))
+    return {
+        **_finding_shown(report, root),
+        "means": marked(known.meaning if known else ""),
+        "code": [_lines_of(place) for place in root.place.code if place.source.rstrip()],
+        "alternatives": [marked(inner(headline_of(fault))) for fault in others],
+        "follows": [visible(title_of(name, failed=True)) for name in root.consequences],
+    }
 
 
-def further_findings(report: AuditReport) -> list[FindingShown]:
-    """Return the findings that the root does not explain."""
+def further_findings(report: AuditReport) -> list[dict[str, Any]]:
+    """Return the findings that the root does not explain, for the template."""
     return [_finding_shown(report, fault) for fault in report.verdict.further]
 
 
-def _finding_shown(
-    report: AuditReport, fault: LikelyFault, alternatives: tuple[Markup, ...] = ()
-) -> FindingShown:
-    result, known = _result_of(report, fault), REGISTRY.get(fault.finding)
-    significance = float(report.settings.get("significance", 1e-3))
+def _finding_shown(report: AuditReport, fault: LikelyFault) -> dict[str, Any]:
+    result, known = result_of(report, fault), REGISTRY.get(fault.finding)
     evidence = sentence(result.message if result else fault.sentence)
     if result is not None and result.status == "violated":
-        evidence += f" {alarm_words(result, significance)}"
+        alarm = " It was seen directly, without statistics."
+        if result.log_e_value is not None and result.share:
+            level = _alarm(result, significance_of(report))
+            alarm = f" Evidence e = {power_of_ten(result.log_e_value)}; the alarm is at {level}."
+        evidence += alarm
     look_at = fault.look_at or report.verdict.advice or (known.look_at if known else "")
-    return FindingShown(
-        headline=marked(headline_of(fault)),
-        means=marked(known.meaning if known else ""),
-        evidence=marked(evidence),
-        where=_where(fault.place),
-        look_at=marked(look_at),
-        code=code_of(fault),
-        alternatives=alternatives,
-        follows=tuple(visible(title_of(name, failed=True)) for name in fault.consequences),
-    )
-
-
-def _result_of(report: AuditReport, fault: LikelyFault) -> CheckResult | None:
-    whose = ("", fault.place.optimizer)
-    own = (c for c in report.checks if c.name == fault.finding)
-    return next((c for c in own if not fault.place.optimizer or c.optimizer in whose), None)
+    return {
+        "headline": marked(headline_of(fault)),
+        "evidence": marked(evidence),
+        "where": _where(fault.place),
+        "look_at": marked(look_at),
+    }
 
 
 def _where(place: Place) -> Markup:
@@ -648,9 +553,7 @@ def _where(place: Place) -> Markup:
     if place.optimizer:
         parts.append(f"in optimizer {place.optimizer}")
     if place.parameters:
-        names = [f"`{name}`" for name in place.parameters[:_PARAMETERS]]
-        more = len(place.parameters) - _PARAMETERS
-        parts.append(f"in {', '.join(names)}{f' and {more} more' if more > 0 else ''}")
+        parts.append(f"in {first_of([f'`{name}`' for name in place.parameters])}")
     if place.process is not None:
         parts.append(f"in process {place.process}")
     return marked(sentence(", ".join(parts) or "unknown"))

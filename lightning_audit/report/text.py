@@ -27,6 +27,7 @@ from lightning_audit.results.audit_report import (
     LikelyFault,
     TrainingsSeen,
     describe,
+    first_of,
     measured_words,
     outcome_in_words,
 )
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 # --- A verdict in a line, and its names and numbers in a few characters.
 
+#: What a number is, the number, and a remark.
+Fact = tuple[str, str, str]
 #: Characters of a name.
 _NAME = 28
 LN10 = math.log(10.0)
@@ -70,19 +73,16 @@ def length(report: AuditReport) -> str:
     return plural(report.steps, "step")
 
 
-def counted(seen: TrainingsSeen) -> list[tuple[str, str, str]]:
-    """Return what an audit over many trainings counted, each as name, value and remark."""
+def counted(seen: TrainingsSeen) -> list[Fact]:
+    """Return what an audit over many trainings counted."""
     failed = f", {seen.failures:,} failed" if seen.failures else ""
     more = seen.trainings > seen.planned  # a later call continued the store
     planned = f"({seen.planned:,} were planned{failed})" if more else f"of {seen.planned:,} planned"
+    where = f"where {seen.least_error:.3g} or more is claimed"
     return [
         ("Trainings", f"{seen.trainings:,}", f"{planned}{'' if more else failed}"),
         ("Coins", f"{seen.errors:,}", f"of {seen.guesses:,} guessed wrong"),
-        (
-            "Error rate",
-            f"at most {seen.error_upper:.3g}",
-            f"where {seen.least_error:.3g} or more is claimed",
-        ),
+        ("Error rate", f"at most {seen.error_upper:.3g}", where),
     ]
 
 
@@ -106,6 +106,52 @@ def _headlines() -> dict[str, str]:
     return headlines()
 
 
+def significance_of(report: AuditReport) -> float:
+    """Return the probability of an alarm in a correct training, at most."""
+    return float(report.settings.get("significance", 1e-3))
+
+
+def by_accountant(report: AuditReport) -> bool:
+    """Return whether the user claims no epsilon: it is the accountant's for the same steps."""
+    return report.settings.get("claimed_epsilon", 0.0) is None
+
+
+def three_epsilons(report: AuditReport) -> dict[str, float | None]:
+    """Return the proved, spent and claimed epsilon; a bound of 0 is no sign of privacy."""
+    return {
+        "proved": report.epsilon_lower or None,
+        "spent": report.epsilon_spent,
+        "claimed": report.claimed_epsilon,
+    }
+
+
+def stated(report: AuditReport, part: str) -> Any:
+    """Return a part of the claim that the user states; None if it is not stated."""
+    return (report.settings.get("claim") or {}).get(part)
+
+
+def is_correlated(report: AuditReport) -> bool:
+    """Return whether noise that is correlated over steps is claimed."""
+    return bool(stated(report, "noise_coefficients"))
+
+
+def powers(report: AuditReport) -> dict[str, tuple[float, float]]:
+    """Return the size of a fault and the probability that it was seen, by part of a claim."""
+    return {
+        part: (float(row["size"]), float(row["power"]))
+        for part in ("noise", "sensitivity")
+        if {"size", "power"} <= (row := report.power.get(part, {})).keys()
+    }
+
+
+def result_of(report: AuditReport, fault: LikelyFault) -> CheckResult | None:
+    """Return the result of the check that shows a fault."""
+    of_name = [check for check in report.checks if check.name == fault.finding]
+    whose = ("", fault.place.optimizer)
+    every = (check for check in of_name if not whose[1] or check.optimizer in whose)
+    return next(every, None)
+
+
 def records_of(report: AuditReport) -> int | None:
     """Return the number of records, as far as the claim's batch size and rate state it."""
     parts = {name: part.value for name, part in report.claim.items()}
@@ -119,16 +165,14 @@ def warnings_of(report: AuditReport) -> list[tuple[str, str]]:
     """Return what fails no gate and lets more out than epsilon says: each in short, and whole."""
     found = []
     if report.published:
-        names = ", ".join("`{}`".format(name.replace("`", "'")) for name in report.published[:5])
-        more = f" and {len(report.published) - 5} more" if len(report.published) > 5 else ""
-        short = f"logs {names}{more} without noise"
+        names = ["`{}`".format(name.replace("`", "'")) for name in report.published]
+        short = f"logs {first_of(names)} without noise"
         unless = "no epsilon covers it unless it follows from released weights"
         found.append((short, f"the training {short}: records decide it, and {unless}"))
     records = records_of(report)
     above = any(check.evidence.get("delta_above_records") for check in report.checks)
     if above or (records and report.delta > 1.0 / records):
-        private = (report.settings.get("claim") or {}).get("private_dataset_size")
-        shown = records is not None and not private
+        shown = records is not None and not stated(report, "private_dataset_size")
         many = f"about {float(f'{records:.2g}'):,.0f}" if shown else "number of"
         short = f"delta {report.delta:g} is above one over the {many} records"
         found.append((short, f"{short}: such a delta admits publishing a record; take less"))
@@ -186,7 +230,7 @@ def power_of_ten(log_value: float) -> str:
         ('10^4.6', '10^750')
     """
     power = log_value / LN10
-    return f"10^{power:.0f}" if abs(power) >= 10 else f"10^{round(power, 1):g}"
+    return f"10^{power:.0f}" if abs(power) >= 10 else f"10^{round(power, 1) + 0.0:g}"
 
 
 def short_name(name: str) -> str:
@@ -211,6 +255,11 @@ def title_of(name: str, *, failed: bool = False) -> str:
 def lower(text: str) -> str:
     """Return text that begins in lower case, unless its first word is an abbreviation."""
     return text if text[1:2].isupper() else f"{text[:1].lower()}{text[1:]}"
+
+
+def visible_lines(text: str) -> str:
+    """Return text of several lines, with what cannot be seen in them escaped."""
+    return "\n".join(map(visible, text.split("\n")))
 
 
 def plural(count: int, word: str) -> str:
@@ -246,7 +295,7 @@ STYLES: Mapping[str, str] = {
 _OF_A_FILE = 100_000
 #: Nothing that is printed is markup or an emoji code.
 _LITERAL: Any = {"markup": False, "emoji": False, "highlight": False, "force_jupyter": False}
-RAISED = str.maketrans("0123456789-.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻·")
+_RAISED = str.maketrans("0123456789-.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻·")
 _POWER = re.compile(r"10\^(-?\d+(?:\.\d+)?)")
 
 
@@ -281,7 +330,7 @@ def with_signs(text: str) -> str:
         >>> with_signs("e = 10^4.6, proved >= 2")
         'e = 10⁴·⁶, proved ≥ 2'
     """
-    raised = _POWER.sub(lambda power: f"10{power[1].translate(RAISED)}", text)
+    raised = _POWER.sub(lambda power: f"10{power[1].translate(_RAISED)}", text)
     return raised.replace(">=", "≥").replace("<=", "≤")
 
 
@@ -359,16 +408,13 @@ def table(
 MOST_LINES, WIDTH = 15, 80
 _INDENT, _LABEL = 2, 13
 _ROOM = WIDTH - _INDENT - _LABEL
-#: Rows that lose a line if there are too many, in this order, and the fewest lines of each.
-_SHORTENED = (
-    *(("Not examined", 2), ("Code", 1), ("Where", 1), ("Also", 1), ("Or", 1), ("Look at", 2)),
-    *(("Seen", 1), ("But", 1), ("Warning", 1), ("Not examined", 1), ("Allowed", 1)),
-    ("Missing", 1),
-    ("Look at", 1),
+#: Rows that give way if there are too many lines, in this order, and the lines that they keep.
+_GIVE_WAY = (
+    *(("Note", 1), ("Note", 0), ("Not covered", 0), ("Not examined", 2), ("Code", 1), ("Where", 1)),
+    *(("Also", 1), ("Or", 1), ("Look at", 2), ("Seen", 1), ("But", 1), ("Warning", 1)),
+    *(("Not examined", 1), ("Allowed", 1), ("Missing", 1), ("Look at", 1), ("Explains", 0)),
+    *(("Warning", 0), ("Or", 0), ("Would catch", 0), ("Missing", 0), ("Where", 0), ("But", 0)),
 )
-#: Rows that are left out if there are too many: first, and after others lost their lines.
-_LEFT_FIRST = ("Note", "Not covered")
-_LEFT_OUT = ("Explains", "Warning", "Or", "Would catch", "Missing", "Where", "But")
 #: Topics in a word.
 _TOPICS = {
     "Fresh randomness": "Randomness",
@@ -389,7 +435,7 @@ class Row:
     Args:
         label: its first column; empty in the first row, which is the verdict.
         text: in one line, of any length.
-        most: lines that it may take; 0 for a path, which is not broken.
+        most: lines that it may take; negative for a path, which is not broken.
         fitted: returns the text for a number of lines; None to cut it.
     """
 
@@ -401,12 +447,14 @@ class Row:
     @property
     def lines(self) -> list[str]:
         """The text in at most `most` lines."""
-        text = visible(self.fitted(self.most) if self.fitted else self.text)
         if not self.most:
+            return []
+        text = visible(self.fitted(self.most) if self.fitted else self.text)
+        if self.most < 0:
             return [text]
         text = as_ascii(text)  # each of its characters is one column wide
         room = _ROOM if self.label else WIDTH - _INDENT
-        return textwrap.wrap(text, room, max_lines=self.most, placeholder=" ...")
+        return textwrap.wrap(text, room, max_lines=self.most, placeholder=" ...") or [""]
 
 
 def summary_rows(report: AuditReport, path: str | os.PathLike[str] | None = None) -> list[Row]:
@@ -444,7 +492,7 @@ def summary_rows(report: AuditReport, path: str | os.PathLike[str] | None = None
             first = report.notes[0]
             short = textwrap.shorten(first, _ROOM - len(more), placeholder=" ...")
             rows.append(Row("Note", "", 4, lambda lines: (short if lines == 1 else first) + more))
-        rows.append(Row("Report", f"lightning-audit show {name}", 0))
+        rows.append(Row("Report", f"lightning-audit show {name}", -1))
     return _fitting(rows)
 
 
@@ -452,31 +500,15 @@ def _fitting(rows: list[Row]) -> list[Row]:
     """Return rows of at most `MOST_LINES` lines."""
     # Lines that a text does not need are not given.
     rows = [replace(row, most=min(row.most, len(row.lines))) for row in rows]
-    _shorten(rows, (("Note", 1),))
-    _leave_out(rows, _LEFT_FIRST)
-    _shorten(rows, _SHORTENED)
-    _leave_out(rows, _LEFT_OUT)
-    return rows
-
-
-def _shorten(rows: list[Row], least: Iterable[tuple[str, int]]) -> None:
-    """Take lines from rows with these labels, in their order, while there are too many."""
-    for label, fewest in least:
+    for label, fewest in _GIVE_WAY:
         for at in reversed(range(len(rows))):
-            while rows[at].label == label and rows[at].most > fewest and _lines(rows) > MOST_LINES:
+            while (
+                rows[at].label == label
+                and rows[at].most > fewest
+                and sum(len(row.lines) for row in rows) > MOST_LINES
+            ):
                 rows[at] = replace(rows[at], most=rows[at].most - 1)
-
-
-def _leave_out(rows: list[Row], labels: Iterable[str]) -> None:
-    """Remove rows with these labels, in their order, while there are too many lines."""
-    for label in labels:
-        for row in [row for row in reversed(rows) if row.label == label]:
-            if _lines(rows) > MOST_LINES:
-                rows.remove(row)
-
-
-def _lines(rows: list[Row]) -> int:
-    return sum(len(row.lines) for row in rows)
+    return [row for row in rows if row.most]
 
 
 # ------------------------------------------------------------------ what is wrong
@@ -487,7 +519,7 @@ def _found(report: AuditReport) -> Iterator[Row]:
     verdict, root = report.verdict, report.verdict.root
     if root is None:
         return
-    check = _check_of(report, root)
+    check = result_of(report, root)
     yield Row("Seen", root.seen or (check.message if check else verdict.summary), 2)
     if SAME_FACTOR in verdict.summary:
         yield Row("But", SAME_FACTOR, 2)
@@ -500,8 +532,7 @@ def _found(report: AuditReport) -> Iterator[Row]:
     if where:
         yield Row("Where", ", ".join(where), 2)
     code = code_of(root) or ["no line known; see Look at"]
-    more = f" and {len(code) - 1} more" if len(code) > 1 else ""
-    short, whole = f"{code[0]}{more}", ", ".join(code)
+    short, whole = first_of(code, 1), ", ".join(code)
     yield Row("Code", whole, 2, lambda lines: short if lines == 1 else whole)
     look_at = root.look_at or verdict.advice or (check.advice if check else "")
     if look_at:
@@ -527,15 +558,9 @@ def _guessed(report: AuditReport) -> Iterator[Row]:
         yield Row("Look at" if verdict.outcome == "VIOLATION" else "Next", verdict.advice, 3)
 
 
-def _check_of(report: AuditReport, fault: LikelyFault) -> CheckResult | None:
-    whose = ("", fault.place.optimizer)
-    of_name = [check for check in report.checks if check.name == fault.finding]
-    return next((check for check in of_name if check.optimizer in whose), None)
-
-
 def _evidence(report: AuditReport, root: LikelyFault, check: CheckResult | None) -> Iterator[str]:
     if check and check.log_e_value is not None and check.share > 0:
-        level = check.share * float(report.settings.get("significance", 1e-3))
+        level = check.share * significance_of(report)
         alarm = power_of_ten(-math.log(level))
         yield f"e-value {power_of_ten(check.log_e_value)}, alarm at {alarm}"
     else:
@@ -578,40 +603,41 @@ def _missing(report: AuditReport) -> Iterator[Row]:
 
 def epsilons(report: AuditReport) -> str:
     """Return the epsilons of a report, with what is known not to hold."""
-    # If the user allows findings, the true epsilon may exceed the claim.
-    refuted, spent = report.epsilon_refuted_by, report.epsilon_spent
-    claimed, proved = report.claimed_epsilon, report.epsilon_lower
-    kept = spent is not None and claimed is not None and spent <= claimed
-    if (report.settings.get("claim") or {}).get("noise_coefficients"):
+    if is_correlated(report):
         return "not composed: the mechanism alone was judged"
-    remarks = ["accountant"] if report.settings.get("claimed_epsilon", 0.0) is None else []
-    remarks += [] if kept or not refuted else ["not known to hold"]
-    # A violated mechanism is not the one whose cost was composed.
-    cost = " (holds)" if refuted else " (as stated)" if refutes_mechanism(report) else ""
+    proved, free = report.epsilon_lower, report.epsilon_not_excluded
+    remarks = ["accountant"] if by_accountant(report) else []
+    remarks += [] if report.claim_holds else ["not known to hold"]
+    cost = " (as stated)" if refutes_mechanism(report) else ""
+    cost = " (holds)" if report.epsilon_refuted_by else cost
     known = {
-        "claimed {}" + (f" ({', '.join(remarks)})" if remarks else ""): claimed,
-        f"spent {{}}{cost}": spent,
+        "claimed {}" + (f" ({', '.join(remarks)})" if remarks else ""): report.claimed_epsilon,
+        f"spent {{}}{cost}": report.epsilon_spent,
         "proved >= {}": proved or None,
         "at the planned end >= {}": report.epsilon_lower_at_end or None,
-        "not excluded up to {}": report.epsilon_not_excluded,
+        "not excluded up to {}": free,
     }
-    shown = [name.format(f"{value:.3g}") for name, value in known.items() if value is not None]
-    if report.epsilon_not_excluded == math.inf:
+    shown = _numbers(known, 3)
+    if free == math.inf:
         shown[-1] = "none excluded yet"
     if proved == 0.0:  # no news, and no sign of privacy
-        shown.insert(len(shown) - (report.epsilon_not_excluded is not None), "no bound proved")
+        shown.insert(len(shown) - (free is not None), "no bound proved")
     return f"{', '.join(shown) or 'unknown'}; delta {report.delta:g}{report.of_items}"
+
+
+def _numbers(known: Mapping[str, float | None], digits: int) -> list[str]:
+    """Return known numbers, each in its words."""
+    return [name.format(f"{x:.{digits}g}") for name, x in known.items() if x is not None]
 
 
 def _power(report: AuditReport) -> Iterator[Row]:
     """Yield what the run could have shown, with its probability."""
     if report.verdict.outcome == "VIOLATION":
         return
-    words = {"noise": "{:g} times the noise", "sensitivity": "{:g} times the clipping norm"}
+    words = {"noise": "the noise", "sensitivity": "the clipping norm"}
     seen = [
-        f"{said.format(row['size'])} ({_percent(row['power'])})"
-        for part, said in words.items()
-        if (row := report.power.get(part)) and {"size", "power"} <= row.keys()
+        f"{size:g} times {words[part]} ({_percent(power)})"
+        for part, (size, power) in powers(report).items()
     ]
     if seen:
         yield Row("Would catch", ", ".join(seen))
@@ -631,7 +657,7 @@ def _tallies(report: AuditReport) -> Iterator[Row]:
     cells = [_tally(topic, checks) for topic, checks in topics.items()]
     for at in range(0, len(cells), _IN_A_ROW):
         row = "".join(f"{cell:<{_CELL}}" for cell in cells[at : at + _IN_A_ROW])
-        yield Row("Checks ok" if at == 0 else " ", row.rstrip(), 0)
+        yield Row("Checks ok" if at == 0 else " ", row.rstrip(), -1)
 
 
 def _tally(topic: Topic | None, checks: list[CheckResult]) -> str:
@@ -657,9 +683,9 @@ def _not_examined(report: AuditReport, lines: int) -> str:
     why = f" ({next(iter(reasons))})" if len(reasons) == 1 else ""
     for reason in (why, ""):
         for count in range(len(names), 0, -1):
-            more = f" and {len(names) - count} more" if count < len(names) else ""
-            text = f"{', '.join(names[:count])}{more}{reason}"
-            if len(textwrap.wrap(text, _ROOM)) <= lines and (not reason or not more):
+            text = f"{first_of(names, count)}{reason}"
+            whole = not reason or count == len(names)
+            if len(textwrap.wrap(text, _ROOM)) <= lines and whole:
                 return text
     return text
 
@@ -760,25 +786,19 @@ def evidence_of(check: CheckResult) -> str:
 
 
 def _epsilon_lines(report: AuditReport) -> list[str]:
-    # If the user claims none, `claimed_epsilon` is the accountant's for the same steps.
-    accounted = report.settings.get("claimed_epsilon", 0.0) is None
-    source = " (by the accountant)" if accounted else ""
-    # If the user allows findings, the true epsilon may exceed the claim.
-    by, spent = ", ".join(report.epsilon_refuted_by), report.epsilon_spent
-    if by and report.claimed_epsilon is not None:
-        holds = spent is not None and spent <= report.claimed_epsilon
-        source += "" if holds else f" (not known to hold with {by} allowed)"
+    source = " (by the accountant)" if by_accountant(report) else ""
+    by, end = ", ".join(report.epsilon_refuted_by), report.epsilon_lower_at_end
+    if report.claimed_epsilon is not None and not report.claim_holds:
+        source += f" (not known to hold with {by} allowed)"
     readings = "readings" if report.trainings is None else "coins, at any look"
-    how = "holds" if by else "composed from the steps"
-    end = report.epsilon_lower_at_end
     numbers = {
         f"claimed {{}}{source}": report.claimed_epsilon,
-        f"spent {{}} ({how})": spent,
+        f"spent {{}} ({'holds' if by else 'composed from the steps'})": report.epsilon_spent,
         f"proved at least {{}} (from the {readings})": report.epsilon_lower,
         **({} if report.trainings else {"at the planned end at least {}": end}),
         "not excluded up to {}": report.epsilon_not_excluded,
     }
-    shown = [name.format(f"{x:.4g}") for name, x in numbers.items() if x is not None]
+    shown = _numbers(numbers, 4)
     line = f"epsilon at delta {report.delta:g}{report.of_items}: {', '.join(shown) or 'unknown'}"
     mu = [
         f"mu of a step: at least {bound.mu_lower:.4g} with {100 - 100 * bound.significance:.4g} % "

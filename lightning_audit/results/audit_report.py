@@ -166,6 +166,17 @@ def items_words(items: int) -> str:
     return f", with up to {items} items a record" if items > 1 else ""
 
 
+def first_of(names: Sequence[str], most: int = 5) -> str:
+    """Return the first names, and how many more there are.
+
+    Example:
+        >>> first_of(["a", "b", "c"], 2), first_of(["a", "b"], 2)
+        ('a, b and 1 more', 'a, b')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
 def outcome_in_words(verdict: Verdict) -> str:
     """The outcome, with the kind of a violation and what the user allows."""
     kind = f" ({verdict.kind})" if verdict.kind else ""
@@ -238,8 +249,7 @@ def _further(fault: LikelyFault) -> str:
 def _in_words(place: Place) -> str:
     parts = [place.optimizer] if place.optimizer else []
     if place.parameters:
-        more = f" and {len(place.parameters) - 5} more" if len(place.parameters) > 5 else ""
-        parts.append(", ".join(f"`{name}`" for name in place.parameters[:5]) + more)
+        parts.append(first_of([f"`{name}`" for name in place.parameters]))
     if place.process is not None:
         parts.append(f"process {place.process}")
     if place.step is not None:
@@ -611,11 +621,16 @@ class AuditReport:
         return items_words(stated if isinstance(stated, int) else 1)
 
     @property
-    def epsilon_that_holds(self) -> float | None:
-        """The claimed epsilon; that of the steps if allowed findings refute the claim."""
+    def claim_holds(self) -> bool:
+        """Whether nothing that is allowed lets the epsilon exceed the claim."""
         claimed, spent = self.claimed_epsilon, self.epsilon_spent
         kept = claimed is not None and spent is not None and spent <= claimed
-        return claimed if kept or not self.epsilon_refuted_by else spent
+        return kept or not self.epsilon_refuted_by
+
+    @property
+    def epsilon_that_holds(self) -> float | None:
+        """The claimed epsilon; that of the steps if allowed findings refute the claim."""
+        return self.claimed_epsilon if self.claim_holds else self.epsilon_spent
 
     @property
     def epsilon_lower(self) -> float | None:

@@ -321,11 +321,14 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("point", "forbidden"), [(HEALTHY, False), (BROKEN, True)])
 def test_a_region_is_forbidden_if_no_rates_in_it_fit_the_claim(point, forbidden):
     curve, _ = plots.claimed_curve(report())
-    (region,) = plots.rate_regions((point,), 0.05)
-    assert plots.is_forbidden(region, curve) is forbidden
-    assert plots.is_forbidden(region, None) is False
-    inverted = region._replace(bottom=1 - region.top, top=1 - region.bottom, left=1 - region.right)
-    assert plots.is_forbidden(inverted._replace(right=1 - region.left), curve) is forbidden
+    of_point = report(operating_points=(point,))
+    (region,) = plots.rate_regions(of_point, curve)
+    assert region.outside is forbidden
+    assert plots.rate_regions(of_point, None)[0].outside is False
+    _, _, _, left, right, bottom, top, _ = region
+    inverted = 1 - right, 1 - left, 1 - top, 1 - bottom
+    assert curve is not None
+    assert plots.is_forbidden(*inverted, curve) is forbidden
 
 
 REGION = "95 % region"

@@ -240,7 +240,7 @@ def test_a_page_forbids_what_it_does_not_contain():
 
 
 def test_an_index_of_hostile_names_is_text():
-    row = pages.IndexRow(HOSTILE, "%22%3E/report.html", hostile(), HOSTILE)
-    page = pages.index_page([row, pages.IndexRow(LONG, "", None, LONG)])
+    row = pages.Source(HOSTILE, Path(), hostile(), HOSTILE, "%22%3E/report.html")
+    page = pages.index_page([row, pages.Source(LONG, Path(), None, LONG)])
     check_page(page)
     assert "<script" not in page.lower()

@@ -15,7 +15,7 @@ def test_the_six_topics_have_every_check_once():
     groups = verdicts.check_groups(report)
     assert [found.name for found in groups] == list(QUESTIONS)
     assert [found.question for found in groups] == list(QUESTIONS.values())
-    names = [check.name for found in groups for check in found.checks]
+    names = [check.result.name for found in groups for check in found.checks]
     assert sorted(names) == sorted(check.name for check in report.checks)
 
 

@@ -10,6 +10,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -228,10 +229,10 @@ def kept(name: str) -> str:
 
 def index() -> str:
     rows = [
-        pages.IndexRow("fine", "fine/report.html", of_outcome("PASS")),
-        pages.IndexRow("cut", "", None, "the report is not complete JSON"),
-        pages.IndexRow("half", "half/report.html", of_outcome("VIOLATION")),
-        pages.IndexRow("many", "", many(0.3, 60)),
+        pages.Source("fine", Path(), of_outcome("PASS"), page="fine/report.html"),
+        pages.Source("cut", Path(), None, "the report is not complete JSON"),
+        pages.Source("half", Path(), of_outcome("VIOLATION"), page="half/report.html"),
+        pages.Source("many", Path(), many(0.3, 60)),
     ]
     parsed = check_page(pages.index_page(rows))
     links = [href for href in parsed.values("href") if href != "#main"]
