@@ -31,15 +31,8 @@ from lightning_audit.canaries.inputs import leaves, rows, taken
 from lightning_audit.checks.replay import Answer
 from lightning_audit.checks.replay_findings import Finding, Reason
 from lightning_audit.hooks.boundary import undoing
-from lightning_audit.replay.records import (
-    MORE,
-    SHIFTED,
-    Draw,
-    Unshown,
-    hands_all_over,
-    judge,
-)
-from lightning_audit.replay.releases import rounding, too_coarse
+from lightning_audit.replay.question import Asked
+from lightning_audit.replay.records import MORE, SHIFTED, Draw, Unshown, hands_all_over, judge
 from lightning_audit.replay.rows import Rows
 from lightning_audit.replay.step_replay import (
     Replay,
@@ -47,7 +40,6 @@ from lightning_audit.replay.step_replay import (
     StepReplay,
     Stopped,
     same_numbers,
-    why_no_rows,
 )
 from lightning_audit.replay.training_state import GlobalGenerators, PutBack, training_thread
 
@@ -341,7 +333,7 @@ def divides_by_rows(replay: StepReplay, batch: Any, seed: int) -> bool:
     """
     count = rows(batch)
     half = count // 2
-    if half < 2 or why_no_rows(replay.usual([batch], seed), count, by_opacus=False):
+    if half < 2 or replay.why_no_rows(replay.usual([batch], seed), count):
         return False
     # No sum of these is clipped.
     short = (0.5 / count * unit_direction(replay, seed)).to(replay.dtype)
@@ -589,37 +581,19 @@ def own_direction(
 TRIALS = 32
 
 
-def examine_clipping(
-    replay: StepReplay,
-    batch: Any,
-    tolerated: float,
-    seed: int,
-    trials: int = TRIALS,
-    begin: int = 0,
-    *,
-    replaced: bool = False,
-    most: int = 0,
-) -> Answer:
-    """Replay a step with crafted gradients.
+def examine_clipping(asked: Asked) -> Answer:
+    """Replay a step with crafted gradients, one of which is left out.
 
-    Args:
-        replay: of the step.
-        batch: a physical batch, whose records are repeated to match the number of gradients.
-        tolerated: rounding, in units of the clipping norm.
-        seed: of the replays and of the gradients.
-        trials: largest number of trials; each leaves out one gradient.
-        begin: number of trials in earlier examinations, after which this one continues.
-        replaced: whether the gradient is replaced by zeros instead of left out, so that the number
-            of gradients is equal; also done if leaving it out shifts random numbers.
-        most: number of gradients of a large batch; 0 for twice those of ``batch``.
+    It is replaced by zeros instead where neighbors have the same number of records, or if leaving
+    it out shifts random numbers. Trials continue after those of earlier examinations.
     """
-    count = rows(batch)
-    usual = replay.usual([batch], seed)
-    if reason := why_no_rows(usual, count, by_opacus=replay.clips_by_opacus):
-        return Answer(reason=reason)
-    if reason := too_coarse(rounding((r.norm() for r in usual.releases), replay.dtypes), tolerated):
+    replay, batch, seed, order = asked.replay, asked.largest, asked.seed, asked.replay.order
+    count, usual = rows(batch), replay.usual([batch], seed)
+    if reason := replay.why_no_rows(usual, count) or asked.too_coarse(usual):
         return Answer(reason=reason)
     fixed = replay.fixed_size
+    # Rounding of a large sum in low precision is more than a record.
+    most = 0 if asked.low_precision else max(map(rows, asked.whole), default=0)
     crafted = CraftedGradients(
         *(replay.sizes, count, seed, replay.dtype, replay.device), fixed_size=fixed, most=most
     )
@@ -629,8 +603,9 @@ def examine_clipping(
     given = RowsReplay(replay, batch, first, seed)
     del first  # it takes memory
     unshown, found = Unshown(replay, seed, shown=usual.shown), list[Finding]()
-    asked, shifted, zeros = 0, 0, replaced or fixed
-    start, allowed = begin % TRIALS, 1.0 + tolerated
+    tested, shifted, zeros = 0, 0, order.replaced or fixed
+    start, trials = order.earlier_trials % TRIALS, order.trials or TRIALS
+    allowed = 1.0 + asked.tolerated
     # Each pass draws new gradients.
     endless = itertools.chain.from_iterable(iter(crafted.trials, None))
     with contextlib.suppress(Stopped):  # findings until then are kept
@@ -647,12 +622,12 @@ def examine_clipping(
                     return Answer(reason=MORE)
                 if not unshown.takes(_pair(given, trial, zeros=zeros), 1, judged.far):
                     found.append(_finding(trial, judged.far, replay.sizes))
-            asked += 1
+            tested += 1
     if unshown.count and not found:
         return Answer(reason=Reason.NOT_SHOWN)
     why = SHIFTED if shifted else replay.why_none("crafted gradient")
-    kind = clipping_kind(replay, given.run, count, seed, tolerated) if found else ""
-    return Answer(asked, tuple(found), "" if asked else why, kind=kind)
+    kind = clipping_kind(replay, given.run, count, seed, asked.tolerated) if found else ""
+    return Answer(tested, tuple(found), "" if tested else why, kind=kind)
 
 
 def _pair(given: RowsReplay, trial: Trial, *, zeros: bool) -> Draw:

@@ -32,7 +32,8 @@ from torch.utils import _pytree
 from lightning_audit.canaries.inputs import copies, leaves, rows, taken
 from lightning_audit.checks.replay import Answer
 from lightning_audit.checks.replay_findings import Finding, Reason
-from lightning_audit.replay.releases import hidden_by_noise, on_a_lattice, rounding, too_coarse
+from lightning_audit.replay.question import Asked
+from lightning_audit.replay.releases import hidden_by_noise, on_a_lattice
 from lightning_audit.replay.rows import Rows
 from lightning_audit.replay.step_replay import (
     Replay,
@@ -43,7 +44,6 @@ from lightning_audit.replay.step_replay import (
     folded,
     same_numbers,
     shift_by_more_draws,
-    why_no_rows,
 )
 from lightning_audit.stats.clipped_sums import Relation, parts_of_sum
 
@@ -323,6 +323,8 @@ def hands_all_over(replay: StepReplay, batch: Any, seed: int) -> bool:
 
 #: Largest number of kept entries over a batch's gradients, and smallest number per gradient.
 _ENTRIES, _LEAST_ENTRIES = 10_000_000, 1000
+#: Largest number of records of a whole batch in which records may depend on each other.
+_MANY = 64
 #: Most rows that are compared in pairs if a step sorts them; of more, each with its nearest.
 _PAIRED = 256
 #: Further seeds under which both batches of a finding must draw the same number of random numbers.
@@ -336,15 +338,12 @@ _NOT_REPEATABLE = "the step gives other gradients when it runs again"
 _DRAWS = "how many random numbers the step draws depends on the data; draw as many for each record"
 
 
-def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed: int) -> Answer:
-    """Replay a batch of copies of one record, and a batch in which only some are copies.
-
-    Args:
-        replay: of the step.
-        batch: a physical batch.
-        tolerated: relative change of a gradient that rounding may cause.
-        seed: of the replays.
-    """
+def examine_independence(asked: Asked) -> Answer:
+    """Replay a batch of copies of one record, and a batch in which only some are copies."""
+    replay, seed, tolerated = asked.replay, asked.seed, asked.tolerated_change
+    batch = max(asked.whole or asked.batches, key=rows)
+    if asked.whole and rows(batch) > _MANY:
+        batch = taken(batch, range(_MANY))
     keep = min(sum(replay.sizes), max(_ENTRIES // rows(batch), _LEAST_ENTRIES))
     norms = torch.cat(replay.usual([batch], seed).norms or [torch.zeros(0)])
     ignored = len(norms) == rows(batch) and not norms[0] > 0.0
@@ -365,7 +364,7 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
         return Answer(reason=first.error or second.error)
     made = first.rows
     if not made or made % rows(batch) or second.rows != made:
-        none = "" if made else why_no_rows(first, made, by_opacus=replay.clips_by_opacus)
+        none = "" if made else replay.why_no_rows(first, made)
         return Answer(reason=none or Reason.OTHER_ROWS)
     same = count * made // rows(batch)
     change = change_between(first, second, same, tolerated)
@@ -507,81 +506,38 @@ _GIVEN_BACK = 1e-3
 _RANDOM_GRADIENT = 0.5
 
 
-def tolerance(dtypes: Sequence[torch.dtype], *, low_precision: bool) -> float:
-    """Return the tolerance for rounding of a sensitivity, in units of the clipping norm.
-
-    Args:
-        dtypes: of the trained parameters.
-        low_precision: whether layers compute in bf16 or fp16.
-    """
-    if low_precision or {torch.bfloat16, torch.float16} & set(dtypes):
-        return 0.1
-    return 1e-6 if set(dtypes) == {torch.float64} else 2e-3
-
-
-def examine_sensitivity(
-    replay: StepReplay,
-    batches: Sequence[Any],
-    tolerated: float,
-    seed: int,
-    *,
-    replaced: bool = False,
-    independent: bool = False,
-    whole: Sequence[Any] = (),
-) -> Answer:
-    """Replay a step on neighbors of its batches.
-
-    Args:
-        replay: of the step.
-        batches: the physical batches of one logical step.
-        tolerated: rounding, in units of the clipping norm.
-        seed: of the replays, and of the choice of records.
-        replaced: whether neighbors differ by a replaced record, not by an added or removed one.
-        independent: whether records were shown not to change each other's gradients; fewer are
-            left out then if replays are limited.
-        whole: the step's own batches, if ``batches`` is a part of them: one record is left out of
-            them too.
-    """
-    base = replay.usual(batches, seed)
+def examine_sensitivity(asked: Asked) -> Answer:
+    """Replay a step on neighbors of its batches."""
+    base, most = asked.usual, 2.0 * asked.usual.stated
     # Without one of the records that share a clip, their sum may turn around.
-    if base.share and not replay.fixed_size and (most := 2.0 * base.stated) > 1.0 + tolerated:
+    if base.share and not asked.replay.fixed_size and most > 1.0 + asked.tolerated:
         return Answer(1, (Finding("one of several records that share a clip", most, 1.0),))
-    if reason := too_coarse(rounding((r.norm() for r in base.releases), replay.dtypes), tolerated):
+    if reason := asked.too_coarse(base):
         return Answer(reason=reason)
-    few = independent and replay.limited
-    examination = _Examination(replay, batches, tolerated, seed, replaced=replaced, few=few)
+    examination = _Examination(asked)
     with contextlib.suppress(Stopped):  # findings until then are kept
         examination.ask()
-        if whole:
-            examination.ask_largest(whole)
+        if asked.whole:  # one record is left out of it, too
+            examination.ask_largest(asked.whole)
     return examination.answer()
 
 
 class _Examination:
     """One examination of the sensitivity; see `examine_sensitivity`."""
 
-    def __init__(
-        self,
-        replay: StepReplay,
-        batches: Sequence[Any],
-        tolerated: float,
-        seed: int,
-        *,
-        replaced: bool,
-        few: bool,
-    ) -> None:
-        self._replay, self._batches, self._seed = replay, list(batches), seed
-        self._few = few
-        self._tolerated, self._by_definition = tolerated, replaced
-        self._base = replay.usual(batches, seed)
-        #: Whether a record is replaced, not left out or added.
-        self._replaced = replaced or replay.fixed_size or self._base.drew
+    def __init__(self, asked: Asked) -> None:
+        replay, self._asking = asked.replay, asked
+        self._replay, self._batches, self._seed = replay, list(asked.batches), asked.seed
+        self._base = asked.usual
+        #: Whether a record is replaced, not left out or added: by definition, or for its draws.
+        self._by_definition = replay.order.replaced
+        self._replaced = self._by_definition or replay.fixed_size or self._base.drew
         #: The records' gradients, once it is known that they can be put in.
         self._given: Rows | None = None
-        self._tried = replaced or len(batches) > 1 or bool(replay.skips)
+        self._tried = self._by_definition or len(asked.batches) > 1 or bool(replay.skips)
         self._found: list[Finding] = []
         self._asked, self._shifted, self._moves = 0, 0, False
-        self._unshown = Unshown(replay, seed, shown=self._base.shown)
+        self._unshown = Unshown(replay, asked.seed, shown=self._base.shown)
 
     def ask(self) -> None:
         """Replay the step without records of each kind, and with synthetic records."""
@@ -608,8 +564,7 @@ class _Examination:
         norms = torch.cat(self._base.norms or [torch.zeros(1)])
         which = "largest" if len(norms) == rows(batches[0]) else "first"
         row = int(norms.argmax()) if which == "largest" else 0
-        rounded = rounding((r.norm() for r in self._base.releases), self._replay.dtypes)
-        if not too_coarse(rounded, self._tolerated):
+        if not self._asking.too_coarse(self._base):
             self._leave_out(0, row, f"the {which} record of the whole batch")
 
     def answer(self) -> Answer:
@@ -624,9 +579,11 @@ class _Examination:
 
     @property
     def _most(self) -> int | None:
-        if self._few:
+        if not self._replay.limited:
+            return None
+        if self._asking.independent:
             return _FEW
-        return _FEW_REPLACED if self._replay.limited and self._replaced else None
+        return _FEW_REPLACED if self._replaced else None
 
     # ------------------------------------------------------------------ neighbors
 
@@ -687,7 +644,7 @@ class _Examination:
         """Return the records' gradients, if they can be put in."""
         replay, batches, seed, base = self._replay, self._batches, self._seed, self._base
         count, size = rows(batches[0]), sum(replay.sizes)
-        if why_no_rows(base, count, by_opacus=replay.clips_by_opacus) or count * size > _KEPT:
+        if replay.why_no_rows(base, count) or count * size > _KEPT:
             return None
         seen = replay.run(batches, seed, keep=size)
         if seen.error or not same_numbers(seen, base):
@@ -703,7 +660,7 @@ class _Examination:
     def _judge(
         self, name: str, draw: Draw, moved: int, *, made_up: bool = False, by_row: bool = False
     ) -> Judged:
-        allowed = moved + self._tolerated
+        allowed = moved + self._asking.tolerated
         least = _RANDOM_GRADIENT if self._base.drew and moved > 1 else 0.0
         judged = judge(draw, self._seed, allowed, by_row=by_row, least_cosine=least)
         self._shifted += judged.shifted
@@ -743,37 +700,24 @@ _REST = 1e-3
 _MADE_UP, _ASCENTS = 64, 2
 
 
-def examine_factors(
-    replay: StepReplay,
-    batches: Sequence[Any],
-    tolerated: float,
-    seed: int,
-    whole: Sequence[Any] = (),
-) -> Answer:
+def examine_factors(asked: Asked) -> Answer:
     """Replay a step on its batch, on synthetic records, and on records of large loss.
 
     A release minus that of zero gradients is the clipped sum, which is linear in the gradients: one
     linear system gives the factor of each. The losses are raised by gradient ascent on the inputs,
     within the range of the data.
-
-    Args:
-        replay: of the step.
-        batches: the physical batches of one logical step.
-        tolerated: rounding, in units of the clipping norm.
-        seed: of the replays, and of the choice of records.
-        whole: the step's own batches, if ``batches`` is a part of them; their records are tested.
     """
+    replay, batches, seed, tolerated = asked.replay, asked.batches, asked.seed, asked.tolerated
     count, size = rows(batches[0]), sum(replay.sizes)
-    base = replay.usual(batches, seed)
-    reason = why_no_rows(base, count, by_opacus=replay.clips_by_opacus)
+    reason = replay.why_no_rows(asked.usual, count)
     if reason or len(batches) > 1 or replay.skips:
         return Answer(reason=reason or Reason.ACCUMULATED)
     if size < count + _FEW_ROWS:
         return Answer(reason="a gradient has fewer entries than the batch has records")
     none = torch.zeros(size)
     given = RowsReplay(replay, batches[0], Rows.zeros(count, none), seed)
-    own = (whole or batches)[0]
-    made, asked = own, 0
+    own = (asked.whole or batches)[0]
+    made, tested = own, 0
     for number in range(2 + _ASCENTS):
         what = "of the batch" if not number else "within the range of the data"
         inputs = _with_grad(made) if replay.forked else made
@@ -785,17 +729,17 @@ def examine_factors(
         if seen.finite is None or zeros.finite is None or not same_numbers(seen, zeros):
             break
         relation, parts = _parts(replay, seen, seen.release - zeros.release)
-        asked += relation in ("rule", "linear")
+        tested += relation in ("rule", "linear")
         if parts.max() > 1.0 + max(tolerated, _REST):
             found = _confirmed(replay, made, int(parts.argmax()), tolerated, seed)
             if found.tells and 1.0 + tolerated < found.far < math.inf:
                 name = f"with zeros instead of one gradient {what}"
-                return Answer(asked, (Finding(name, found.far, 1.0),))
+                return Answer(tested, (Finding(name, found.far, 1.0),))
         if number and all(leaf.grad is None for leaf in leaves(inputs)):
             break
         some = range(min(rows(own), _MADE_UP))
         made = _raised(inputs) if number else taken(within_range(own, seed), some)
-    return Answer(asked, reason="" if asked else "the clipped sum is not linear in the gradients")
+    return Answer(tested, reason="" if tested else "the clipped sum is not linear in the gradients")
 
 
 def _parts(

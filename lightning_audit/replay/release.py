@@ -18,6 +18,7 @@ from torch.utils import _pytree
 from lightning_audit.canaries.inputs import leaves, rows, taken
 from lightning_audit.checks.replay import Answer
 from lightning_audit.checks.replay_findings import Finding, Reason
+from lightning_audit.replay.question import Asked
 from lightning_audit.replay.records import SHIFTED, within_range
 from lightning_audit.replay.releases import hidden_by_noise
 from lightning_audit.replay.step_replay import (
@@ -48,21 +49,17 @@ _SEVERAL, _COLUMNS, _SAME_ROW = 3, 1000, 1e-6
 _NOISE, _BEFORE = ("clipping", "noise"), ("start",)
 
 
-def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> Answer:
+def examine_release(asked: Asked) -> Answer:
     """Replay a step with and without a record, and with the same release.
-
-    Args:
-        replay: of the step.
-        batches: the physical batches of one logical step.
-        seed: of the replays.
 
     Returns:
         The answer; its kind is "divisor" if the update used the release divided by the number of
         records of the batch, or of its last part.
     """
+    replay, batches, seed = asked.replay, asked.batches, asked.seed
     if replay.adapts:
         return Answer(reason=Reason.ADAPTS)
-    base = replay.usual(batches, seed)
+    base = asked.usual
     first = replay.followed(batches, seed)
     if first.error:
         return Answer(reason=_NOT_AGAIN)
@@ -74,7 +71,7 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
     found = _decided(replay, batches, seed, base, first)
     if found:
         return Answer(len(found), tuple(found))
-    asked, shifted = 0, 0
+    tested, shifted = 0, 0
     hidden, divided, steady, shown = True, True, False, batches
     for neighbours in (_halves, _without_first, _without_largest):
         if not replay.has_left(2):
@@ -93,7 +90,7 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
             continue
         if len(other.releases) != len(base.releases):
             continue
-        asked += 1
+        tested += 1
         differ = differing(first, other, base)
         if differ and not steady:
             for _ in range(3 if replay.steady.lacking else 1):
@@ -126,10 +123,10 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
     if found and _is_own_memory(replay, batches, seed, base):
         return Answer(reason=Reason.OWN_MEMORY)
     why = SHIFTED if shifted else replay.why_none("neighbor of the batch")
-    alone = bool(asked) and not found and replay.has_left(2)
+    alone = bool(tested) and not found and replay.has_left(2)
     alone = alone and not differing(first, draw(1), base)
     kind = "divisor" if found and divided else ""
-    return Answer(asked, tuple(found), "" if asked else why, alone=alone, kind=kind)
+    return Answer(tested, tuple(found), "" if tested else why, alone=alone, kind=kind)
 
 
 def _is_own_memory(replay: StepReplay, batches: Sequence[Any], seed: int, base: Replay) -> bool:

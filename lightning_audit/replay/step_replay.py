@@ -35,6 +35,7 @@ from lightning_audit.hooks.boundary import raised_in_audit
 from lightning_audit.hooks.step_hooks import ClosureHooks, MethodHook, is_torchs
 from lightning_audit.replay.device import Room, SteadyKernels, clock, no_room
 from lightning_audit.replay.fork import ReachesOut
+from lightning_audit.replay.order import Order
 from lightning_audit.replay.releases import Release
 from lightning_audit.replay.rows import Rows
 from lightning_audit.replay.taken_step import copied
@@ -355,40 +356,20 @@ class StepReplay:
     """Replays of the step of one private optimizer.
 
     Args:
-        take_step: runs the user's step on batches, as the training does.
-        module: the user's module.
-        step: the adapter of the private optimizer.
-        claim: of a step, read before any replay: faulty code may change it.
+        order: the step that was taken, and how it is run again.
         state: of the training, which is restored after each replay.
-        skips: for each physical batch, whether Opacus' batch memory manager skipped the optimizer's
-            step after it; empty if the step's own code decides that.
-        budget: largest number of replayed steps, whose time is limited then; None for no limit.
         beat: called after each replay.
-        starts_before: whether the state is that before the step was taken.
-        forked: whether this process is a fork, in which the user's code may write.
-        level: probability that noise as claimed counts as too little to hide a record, in all.
-        taken_seconds: of the step in the training, by `clock`.
     """
 
     def __init__(
-        self,
-        take_step: Callable[[Sequence[Any]], None],
-        module: torch.nn.Module,
-        step: DPSGDStep,
-        claim: StepClaim,
-        state: TrainingState,
-        skips: Sequence[bool] = (),
-        budget: int | None = None,
-        beat: Callable[[], None] = lambda: None,
-        *,
-        starts_before: bool = False,
-        forked: bool = False,
-        level: float = 1e-4,
-        taken_seconds: float = math.inf,
+        self, order: Order, state: TrainingState, beat: Callable[[], None] = lambda: None
     ) -> None:
-        self.starts_before, self.forked = starts_before, forked
-        self._level, self._decisions = level, 0
-        self._budget, self._beat = budget, beat
+        step, claim = order.step, order.claim
+        #: What is examined; and whether in a fork, in which the user's code may write.
+        self.order, self.forked = order, order.forked
+        # Half for replays from the state before the step, half for those from the one after it.
+        self._level, self._decisions = 0.5 * order.level, 0
+        self._budget, self._beat = order.budget, beat
         # The last state after a step, and the gradient of its update, which most replays share.
         self._after: dict[str, torch.Tensor] = {}
         self._used: Release | None = None
@@ -402,7 +383,7 @@ class StepReplay:
         #: Number of replayed steps, and the seconds of the fastest one on all the step's records.
         self.steps, self.step_seconds = 0, math.inf
         # Seconds of the step in the training, and the least of a replay per gradient.
-        self._taken_seconds, self._per_row = taken_seconds or math.inf, 0.0
+        self._taken_seconds, self._per_row = order.taken.work or math.inf, 0.0
         self._began, self._records, self._replayed = clock(), 0, 0
         # Number of steps up to which a finding is confirmed, however long that takes.
         self._confirms = 0
@@ -410,15 +391,15 @@ class StepReplay:
         self.steady = SteadyKernels()
         # Why the present replay does not fit into memory, or empty.
         self._full = ""
-        #: For each call of the optimizer's step, whether it is skipped; empty if none is.
-        self.skips = list(skips) if any(skips) else []
-        self._take_step, self._module = take_step, module
-        self._step, self._claim = step, claim
+        #: For each physical batch, whether Opacus' batch memory manager skips the optimizer's step
+        #: after it; empty if none is skipped, or if the step's own code decides that.
+        self.skips = order.taken.skips if any(order.taken.skips) else []
+        self._module, self._step, self._claim = order.user.module, step, claim
         #: Restored after each replay.
         self.state = state
         self._private = private_optimizer(step.optimizer)
         #: Whether the number of replayed steps is limited.
-        self.limited = budget is not None
+        self.limited = order.budget is not None
         #: Types of the trained tensors, type of crafted gradients, and entries of each tensor.
         self.dtypes = [p.dtype for p in step.params]
         self.dtype = torch.float64 if torch.float64 in self.dtypes else torch.float32
@@ -588,7 +569,7 @@ class StepReplay:
 
     def _take(self, batches: Sequence[Any]) -> None:
         """Run the step, which changes no context variable of the training."""
-        contextvars.copy_context().run(self._take_step, [copied(batch) for batch in batches])
+        contextvars.copy_context().run(self.order.user.take, [copied(batch) for batch in batches])
 
     def next_level(self) -> float:
         """Return the level of the next decision whether noise hides a record."""
@@ -634,6 +615,20 @@ class StepReplay:
     def why_none(self, what: str) -> str:
         """Return why nothing was replayed."""
         return f"no {what} could be replayed" if self.has_left(2) else Reason.NONE_LEFT
+
+    def why_no_rows(self, usual: Replay, count: int) -> str:
+        """Return why the gradients cannot be replaced, or empty.
+
+        Args:
+            usual: replay of the step as it is.
+            count: number of records of the batch.
+        """
+        if not usual.rows:  # a loop over samples calls `rows`, which counts as a part
+            by_parts = self.clips_by_opacus or usual.parts
+            return Reason.NO_ROWS if by_parts else Reason.NOT_CALLED
+        if usual.rows != count:
+            return Reason.OTHER_ROWS
+        return Reason.IN_PARTS if usual.parts > 1 and self.clips_by_opacus else ""
 
     def fits(self, records: int) -> bool:
         """Return whether per-sample gradients of a number of records fit into memory."""
@@ -915,24 +910,6 @@ class RowsReplay:
     def _run(self, gradients: Rows, seed: int, *, alone: bool, look: bool = False) -> Replay:
         batch = _of_size(self._batch, len(gradients))
         return self._replay.run([batch], seed, rows=gradients, alone=alone, look=look)
-
-
-def why_no_rows(usual: Replay, count: int, *, by_opacus: bool) -> str:
-    """Return why the gradients cannot be replaced, or empty.
-
-    Args:
-        usual: replay of the step as it is.
-        count: number of records of the batch.
-        by_opacus: whether Opacus clips the gradients.
-    """
-    if not usual.rows:  # a loop over samples calls `rows`, which counts as a part
-        by_parts = by_opacus or usual.parts
-        return Reason.NO_ROWS if by_parts else Reason.NOT_CALLED
-    if usual.rows != count:
-        return Reason.OTHER_ROWS
-    if usual.parts > 1 and by_opacus:
-        return Reason.IN_PARTS
-    return ""
 
 
 def _records(batches: Sequence[Any]) -> int:
