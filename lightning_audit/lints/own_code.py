@@ -139,18 +139,9 @@ def of_frame(frame: Any) -> Iterator[CodePlace]:
 
 # --- Locates the user's code that a finding may concern.
 
-Role = Literal[
-    "adds_noise",
-    "clips",
-    "steps",
-    "hooks",
-    "samplers",
-    "norm",
-    "training_step",
-    "by_hand",
-    "settings",
-    "loader",
-]
+#: Roles of code that a private optimizer has, and all roles.
+_Part = Literal["adds_noise", "clips", "steps"]
+Role = Literal[_Part, "hooks", "samplers", "norm", "training_step", "by_hand", "settings", "loader"]
 #: Methods that Lightning calls between the backward pass and the update.
 _HOOKS = (
     "on_after_backward",
@@ -164,7 +155,7 @@ _TORCH = (
     *("_backward_hooks", "_post_accumulate_grad_hooks"),
 )
 #: Methods of a private optimizer that each role is about.
-_PARTS: Mapping[Role, tuple[str, ...]] = {
+_PARTS: Mapping[_Part, tuple[str, ...]] = {
     "adds_noise": ("add_noise",),
     "clips": ("clip_and_accumulate", "scale_grad"),
     "steps": ("pre_step", "step"),
@@ -270,7 +261,7 @@ class OwnCode:
         return dataclasses.replace(check, evidence={**check.evidence, "where": places})
 
 
-def _optimizers(role: Role, own: OwnCode) -> Iterator[CodePlace]:
+def _optimizers(role: _Part, own: OwnCode) -> Iterator[CodePlace]:
     for optimizer in own.optimizers:
         while optimizer is not None:
             yield from of_optimizer(optimizer, *_PARTS[role])

@@ -71,18 +71,18 @@ def accumulation_remarks(
 
     If ``module`` has a module of `make_private` with Poisson sampling, Opacus raises instead.
     """
-    both = isinstance(optimizer, DPOptimizer) and optimizer.loss_reduction == "mean"
     n, parts = accumulate_grad_batches, () if module is None else module.modules()
-    if n > 1 and any(getattr(part, "grad_accumulation_allowed", True) is False for part in parts):
+    if n < 2:
+        return []
+    if any(getattr(part, "grad_accumulation_allowed", True) is False for part in parts):
         return [
             f"Opacus will end the training at its second batch: accumulate_grad_batches={n} sums "
             "the gradients of several batches, which make_private forbids with Poisson sampling. "
             f"Write accumulate_grad_batches=1 and a batch size {n} times as large, which "
             "opacus.utils.batch_memory_manager.BatchMemoryManager splits"
         ]
-    if n < 2 or not both:
-        return []
-    return [DIVIDED_TWICE.format(n=n)]
+    both = isinstance(optimizer, DPOptimizer) and optimizer.loss_reduction == "mean"
+    return [DIVIDED_TWICE.format(n=n)] if both else []
 
 
 # --- Gradients and signals of split batches that remain in the optimizer after an epoch.
@@ -453,11 +453,8 @@ def equal_draws(told: Sequence[Sequence[int]]) -> bool:
     Args:
         told: `NoiseDraws.numbers` of each process.
     """
-    for numbers in zip(*told, strict=True):
-        drawn = [number for number in numbers if number]
-        if len(set(drawn)) < len(drawn):
-            return True
-    return False
+    drawn = ([number for number in numbers if number] for numbers in zip(*told, strict=True))
+    return any(len(set(of_step)) < len(of_step) for of_step in drawn)
 
 
 # --- Tests whether the steps' noise follows an Opacus scheduler, stepped every n steps.
