@@ -309,7 +309,7 @@ class _Test:
         #: Whether each item was shown to read its own record's rows alone; what was left out.
         self._alone, self.left = False, ""
         #: Whether releases show a record less.
-        one_less = not (replay.order.replaced or replay.fixed_size)
+        one_less = not (replay.order.replaced or replay.claim.fixed_size)
         self._by_release = one_less and replay.clips_by_opacus
 
     def of_batches(self) -> Answer:
@@ -360,12 +360,9 @@ class _Test:
             if change <= self._tolerated:
                 return None
             # Of random mixing, not each draw reaches a kept record.
-            for number in range(1, 2 + _SEEDS):
-                other = seed + number * _APART
-                again = self._change(*pair(other), kept, other)
-                if again is not None and again > self._tolerated:
-                    break
-            else:
+            others = (seed + number * _APART for number in range(1, 2 + _SEEDS))
+            again = (self._change(*pair(other), kept, other) or 0.0 for other in others)
+            if not any(each > self._tolerated for each in again):
                 return None
             return _found("a record among others, by", change, self._tolerated, place)
         judged = self._without(one, keys[1], count)

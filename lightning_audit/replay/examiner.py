@@ -146,15 +146,14 @@ def _name_clipping(asked: Asked, answers: dict[str, Answer]) -> None:
     if not named:
         return
     by_hand = len(asked.batches) == 1 and not asked.replay.clips_by_opacus
-    counts = by_hand and not asked.replay.fixed_size
-    if counts and divides_by_rows(asked.replay, asked.batches[0], asked.seed):
+    counts = by_hand and not asked.replay.claim.fixed_size
+    if counts and divides_by_rows(asked):
         answers.update({name: replace(a, kind="divisor") for name, a in named.items()})
         return
     if found is None or not found.findings or (crafted is not None and crafted.findings):
         return
     worst = max(finding.size for finding in found.findings)
-    kind = sensitivity_kind(asked.replay, asked.batches, asked.seed, asked.tolerated, worst)
-    answers[REPLAY_SENSITIVITY.name] = replace(found, kind=kind)
+    answers[REPLAY_SENSITIVITY.name] = replace(found, kind=sensitivity_kind(asked, worst))
 
 
 def _with_room(question: Callable[[Asked], Answer], asked: Asked) -> tuple[Asked, Answer]:
@@ -235,10 +234,9 @@ def _fewer(asked: Asked) -> Asked | None:
 def _part(asked: Asked, count: int) -> list[Any]:
     """Return a batch of some records of a batch, those of the largest and smallest gradient too."""
     batch, usual = asked.batches[0], asked.replay.known(asked.batches, asked.seed)
-    size, norms = rows(batch), usual.norms if usual is not None else []
-    chosen = [0, size - 1]
-    if len(known := torch.cat(norms or [torch.zeros(0)])) == size:
-        chosen += [int(known.argmax()), int(known.argmin())]
+    size, chosen = rows(batch), [0, rows(batch) - 1]
+    if usual is not None and len(norms := usual.all_norms) == size:
+        chosen += [int(norms.argmax()), int(norms.argmin())]
     others = random.Random(asked.seed).sample(range(size), count)
     return [taken(batch, sorted(list(dict.fromkeys([*chosen, *others]))[:count]))]
 

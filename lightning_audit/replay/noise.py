@@ -200,7 +200,7 @@ class ExaminedNoise:
 def examine_noise(asked: Asked) -> Answer:
     """Draw the noise of a step several times, and test it."""
     replay, batch = asked.replay, asked.largest
-    if not replay.noise_multiplier > 0.0:
+    if not replay.claim.noise_multiplier > 0.0:
         return Answer(reason="no noise is claimed")
     if reason := replay.why_no_rows(replay.usual([batch], asked.seed), rows(batch)):
         return Answer(reason=reason)
@@ -213,7 +213,7 @@ class _Examination:
     def __init__(self, replay: StepReplay, batch: Any, seed: int) -> None:
         self._replay, self._batch, self._seed = replay, batch, seed
         #: The claimed noise over the clipping norm.
-        self._sigma = replay.noise_multiplier
+        self._sigma = replay.claim.noise_multiplier
         #: Number of entries, and of crafted gradients.
         self._size = sum(replay.sizes)
         self._count = max(min(rows(batch), _ROWS, _ENTRIES // self._size - 2), 2)
@@ -222,7 +222,7 @@ class _Examination:
         self._zeros = Rows.zeros(self._count, self._row)
         self._given = RowsReplay(replay, batch, self._zeros, seed)
         self._entries = NoiseEntries.of(
-            replay.layout, _LOOKED_AT_SOON if replay.limited else _LOOKED_AT
+            replay.order.step.layout, _LOOKED_AT_SOON if replay.limited else _LOOKED_AT
         )
         #: The first draw of the noise, and the last replay that released something.
         self._first = self._last = Replay()
@@ -369,11 +369,11 @@ class _Examination:
         """Return evidence of entries that a record moves but that have no noise."""
         still = self._still(draws)
         if added is None or not bool(still.any()):
-            return Seen(0.0, "")
+            return NOTHING
         moved = still & (added.abs() > 1e-3 * _SMALL * self._direction.abs())
         count = int(moved.sum())
         if not count:
-            return Seen(0.0, "")
+            return NOTHING
         names = self._entries.tensors_of(moved)
         return Seen(CERTAIN, f"{count:,} of {self._size:,} entries have none, in {names}")
 

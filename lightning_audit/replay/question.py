@@ -51,7 +51,7 @@ class Asked:
     @property
     def may_shrink(self) -> bool:
         """Whether some of the batch's records are a batch too."""
-        return len(self.batches) == 1 and not self.replay.skips and not self.replay.fixed_size
+        return len(self.batches) == 1 and not self.replay.skips and not self.replay.claim.fixed_size
 
     @property
     def low_precision(self) -> bool:
@@ -79,7 +79,7 @@ class Asked:
 
     def of_views(self) -> str:
         """Return why rows of a batch are no records, as views that are collated, or empty."""
-        collated = self.replay.views > 1 and self.usual.rows < sum(map(rows, self.batches))
+        collated = self.replay.claim.views > 1 and self.usual.rows < sum(map(rows, self.batches))
         return Reason.OTHER_ROWS if collated else ""
 
 

@@ -21,7 +21,7 @@ import contextlib
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -88,10 +88,9 @@ def _hardest(replay: StepReplay, batches: Sequence[Any], seed: int) -> Any:
     batch = batches[0]
     made = within_range(batch, seed)
     seen = replay.run([made], seed)
-    norms = torch.cat(seen.norms) if seen.norms else torch.zeros(0)
-    if seen.error or len(norms) != rows(made):
+    if seen.error or len(seen.all_norms) != rows(made):
         return None
-    row = int(torch.nan_to_num(norms, nan=-1.0, posinf=-1.0).argmax())
+    row = int(torch.nan_to_num(seen.all_norms, nan=-1.0, posinf=-1.0).argmax())
     return _pytree.tree_map(lambda a, b: torch.cat([a, b[row : row + 1]]), batch, made)
 
 
@@ -216,10 +215,10 @@ def is_processed(draw: Draw, replay: StepReplay, seed: int, moved: int) -> bool:
     far = gaps[0].norm().reshape(1)
     along = [one.release @ gaps[0] / far for one, _ in pairs]
     del pairs, gaps[1:]
-    while hidden_by_noise(far, along, replay.noise_multiplier, allowed, replay.next_level()):
+    while hidden_by_noise(far, along, replay.claim.noise_multiplier, allowed, replay.next_level()):
         # Fewer draws than these hide twice what a record may add.
         drawn, seconds = len(along), 2 * len(along) * replay.step_seconds
-        as_claimed = float(torch.stack(along).std()) * allowed < replay.noise_multiplier * far
+        as_claimed = float(torch.stack(along).std()) * allowed < replay.claim.noise_multiplier * far
         if off > _SAME or not as_claimed or drawn >= _MOST or seconds > _PATIENCE:
             return True
         replay.allow(2 * drawn)
@@ -230,30 +229,43 @@ def is_processed(draw: Draw, replay: StepReplay, seed: int, moved: int) -> bool:
     return False
 
 
-class Unshown:
-    """Findings that post-processing could explain, in a training that does not show its release.
+class Pairs:
+    """The pairs of an examination, and what they showed.
+
+    In a training that does not show its release, post-processing could explain some findings: these
+    do not count; see `is_processed`.
 
     Args:
-        replay: of the step.
-        seed: of the replays.
-        shown: whether the training shows its release; then there are no such findings.
+        asked: the step.
+        shown: whether the training shows its release.
     """
 
-    def __init__(self, replay: StepReplay, seed: int, *, shown: bool) -> None:
-        self._replay, self._seed, self._shown = replay, seed, shown
-        #: Number of such findings, and the largest distance that was tested.
-        self.count, self._tested = 0, 0.0
+    def __init__(self, asked: Asked, *, shown: bool) -> None:
+        self._replay, self._seed, self._shown = asked.replay, asked.seed, shown
+        #: Number of pairs with a valid result, and of those that drew different random numbers.
+        self.asked = self.shifted = 0
+        #: Findings in the order of their pairs.
+        self.findings: list[Finding] = []
+        # Number of findings that do not count, and the largest distance that was tested.
+        self._unshown, self._tested = 0, 0.0
 
-    def takes(self, draw: Draw, moved: int, far: float) -> bool:
-        """Return whether a pair of a distance ``far`` is one of them; see `is_processed`."""
-        if self._shown:
-            return False
-        if self.count < _ENOUGH or far > _LARGER * self._tested:
-            self._tested = max(self._tested, far)
-            if not is_processed(draw, self._replay, self._seed, moved):
-                return False
-        self.count += 1
-        return True
+    def take(self, finding: Finding, draw: Draw, moved: int) -> None:
+        """Take a finding: a pair of which one record may move the release by ``moved``."""
+        explained = not self._shown
+        if explained and (self._unshown < _ENOUGH or finding.size > _LARGER * self._tested):
+            self._tested = max(self._tested, finding.size)
+            explained = is_processed(draw, self._replay, self._seed, moved)
+        if explained:
+            self._unshown += 1
+        else:
+            self.findings.append(finding)
+
+    def answer(self, what: str) -> Answer:
+        """Return the answer, or why no pair, which needs ``what``, gives one."""
+        if self._unshown and not self.findings:
+            return Answer(reason=Reason.NOT_SHOWN)
+        why = SHIFTED if self.shifted else self._replay.why_none(what)
+        return Answer(self.asked, tuple(self.findings), "" if self.asked else why)
 
 
 def is_noise(cosine: float, size: int) -> bool:
@@ -345,7 +357,7 @@ def examine_independence(asked: Asked) -> Answer:
     if asked.whole and rows(batch) > _MANY:
         batch = taken(batch, range(_MANY))
     keep = min(sum(replay.sizes), max(_ENTRIES // rows(batch), _LEAST_ENTRIES))
-    norms = torch.cat(replay.usual([batch], seed).norms or [torch.zeros(0)])
+    norms = replay.usual([batch], seed).all_norms
     ignored = len(norms) == rows(batch) and not norms[0] > 0.0
     kept = int(norms.argmax()) if ignored else 0
     # The gradient of an ignored record is zero among any others.
@@ -378,7 +390,7 @@ def examine_independence(asked: Asked) -> Answer:
         if one.drawn is None or one.drawn != other.drawn:
             return _among_alike(replay, batch, kept, tolerated, seed, keep)
     again = replay.run([mixed], seed, keep=keep)
-    unsteady = largest_change(_together(second), _together(again), made)
+    unsteady = largest_change(second.all_gradients, again.all_gradients, made)
     if unsteady is None or unsteady > tolerated / 10:
         return Answer(reason=_NOT_REPEATABLE)
     return Answer(1, (Finding("a record among others", change, tolerated),))
@@ -415,7 +427,7 @@ def _among_alike(
         change = change_between(one, two, len(places) * one.rows // size, tolerated)
         if change is None or change <= tolerated:
             return Answer(reason=_NO_NUMBERS) if change is None else Answer(asked=1)
-        gap = (_together(one) - _together(two)).reshape(size, -1)[places].flatten()
+        gap = (one.all_gradients - two.all_gradients).reshape(size, -1)[places].flatten()
         gaps.append(gap / gap.norm().clamp(min=1e-30))
     if float(torch.stack(gaps).sum(0).square().sum()) / len(gaps) - 1.0 < _COMMON * _SEEDS:
         return Answer(reason=_DRAWS)
@@ -431,14 +443,11 @@ def change_between(one: Replay, other: Replay, same: int, tolerated: float) -> f
         same: number of rows of ``other`` that are the record's.
         tolerated: change above which rows may be at other positions.
     """
-    change = largest_change(_together(one), _together(other), same)
+    pair = one.all_gradients, other.all_gradients
+    change = largest_change(*pair, same)
     if change is not None and change > tolerated:  # the step may have sorted its rows
-        change = largest_change(_together(one), _together(other), same, sorted_rows=True)
+        change = largest_change(*pair, same, sorted_rows=True)
     return change
-
-
-def _together(found: Replay) -> torch.Tensor:
-    return torch.cat(found.gradients)
 
 
 def largest_change(
@@ -510,7 +519,7 @@ def examine_sensitivity(asked: Asked) -> Answer:
     """Replay a step on neighbors of its batches."""
     base, most = asked.usual, 2.0 * asked.usual.stated
     # Without one of the records that share a clip, their sum may turn around.
-    if base.share and not asked.replay.fixed_size and most > 1.0 + asked.tolerated:
+    if base.share and not asked.replay.claim.fixed_size and most > 1.0 + asked.tolerated:
         return Answer(1, (Finding("one of several records that share a clip", most, 1.0),))
     if reason := asked.too_coarse(base):
         return Answer(reason=reason)
@@ -531,18 +540,16 @@ class _Examination:
         self._base = asked.usual
         #: Whether a record is replaced, not left out or added: by definition, or for its draws.
         self._by_definition = replay.order.replaced
-        self._replaced = self._by_definition or replay.fixed_size or self._base.drew
+        self._replaced = self._by_definition or replay.claim.fixed_size or self._base.drew
         #: The records' gradients, once it is known that they can be put in.
         self._given: Rows | None = None
         self._tried = self._by_definition or len(asked.batches) > 1 or bool(replay.skips)
-        self._found: list[Finding] = []
-        self._asked, self._shifted, self._moves = 0, 0, False
-        self._unshown = Unshown(replay, asked.seed, shown=self._base.shown)
+        self._pairs, self._moves = Pairs(asked, shown=self._base.shown), False
 
     def ask(self) -> None:
         """Replay the step without records of each kind, and with synthetic records."""
         rng, start = random.Random(self._seed), 0
-        norms = torch.cat(self._base.norms) if self._base.norms else torch.zeros(0)
+        norms = self._base.all_norms
         for place, batch in enumerate(self._batches):
             end = start + rows(batch)
             own = norms[start:end] if len(norms) >= end > start else None
@@ -561,7 +568,7 @@ class _Examination:
         """Replay the step on other batches without the record of the largest gradient, if known."""
         self._batches, self._base = list(batches), self._replay.usual(batches, self._seed)
         self._tried, self._given = False, None
-        norms = torch.cat(self._base.norms or [torch.zeros(1)])
+        norms = self._base.all_norms
         which = "largest" if len(norms) == rows(batches[0]) else "first"
         row = int(norms.argmax()) if which == "largest" else 0
         if not self._asking.too_coarse(self._base):
@@ -569,13 +576,11 @@ class _Examination:
 
     def answer(self) -> Answer:
         """Return the result."""
-        if self._unshown.count and not self._found:
-            return Answer(reason=Reason.NOT_SHOWN)
-        if self._asked and not self._moves:
+        answer = self._pairs.answer("neighbor of the batch")
+        if not answer.reason and not self._moves:
             return Answer(reason=Reason.NO_RECORD)
-        why = SHIFTED if self._shifted else self._replay.why_none("neighbor of the batch")
-        found = sorted(self._found, key=lambda finding: -finding.size)
-        return Answer(self._asked, tuple(found), "" if self._asked else why)
+        found = sorted(answer.findings, key=lambda finding: -finding.size)
+        return replace(answer, findings=tuple(found))
 
     @property
     def _most(self) -> int | None:
@@ -649,7 +654,7 @@ class _Examination:
         seen = replay.run(batches, seed, keep=size)
         if seen.error or not same_numbers(seen, base):
             return None
-        given = Rows.of(torch.cat(seen.gradients) / replay.clipping_norm)
+        given = Rows.of(seen.all_gradients / replay.claim.max_grad_norm)
         same = replay.run(batches, seed, rows=given)
         if same.error or not same_numbers(same, base) or distance(same, base) > _GIVEN_BACK:
             return None
@@ -663,13 +668,13 @@ class _Examination:
         allowed = moved + self._asking.tolerated
         least = _RANDOM_GRADIENT if self._base.drew and moved > 1 else 0.0
         judged = judge(draw, self._seed, allowed, by_row=by_row, least_cosine=least)
-        self._shifted += judged.shifted
+        self._pairs.shifted += judged.shifted
         # A synthetic record may be invalid input for the user's code.
         if judged.tells and (math.isfinite(judged.far) or not made_up):
-            self._asked += 1
+            self._pairs.asked += 1
             self._moves = self._moves or (judged.far > 0.0 and not by_row)
-            if judged.far > allowed and not self._unshown.takes(draw, moved, judged.far):
-                self._found.append(Finding(name, judged.far, moved))
+            if judged.far > allowed:
+                self._pairs.take(Finding(name, judged.far, moved), draw, moved)
         return judged
 
 
@@ -746,11 +751,11 @@ def _parts(
     replay: StepReplay, seen: Replay, total: torch.Tensor
 ) -> tuple[Relation, NDArray[np.float64]]:
     """Return `parts_of_sum` of a replay with `folded` gradients, given its clipped sum, ``[d]``."""
-    rows_of = torch.cat(seen.gradients) / replay.clipping_norm
+    rows_of = seen.all_gradients / replay.claim.max_grad_norm
     split = [part[None] for part in torch.split(total, replay.sizes)]
     wanted = folded(split, rows_of.shape[1])[0]
-    norms = torch.cat(seen.norms)
-    return parts_of_sum(*(each.double().cpu().numpy() for each in (rows_of, norms, wanted)))
+    given = rows_of, seen.all_norms, wanted
+    return parts_of_sum(*(each.double().cpu().numpy() for each in given))
 
 
 def _confirmed(replay: StepReplay, batch: Any, row: int, tolerated: float, seed: int) -> Judged:
@@ -759,7 +764,7 @@ def _confirmed(replay: StepReplay, batch: Any, row: int, tolerated: float, seed:
     seen = replay.run([batch], seed, keep=sum(replay.sizes))
     if seen.error or not hands_all_over(replay, batch, seed):
         return Judged(failed=True)
-    given = Rows.of(torch.nan_to_num(torch.cat(seen.gradients) / replay.clipping_norm))
+    given = Rows.of(torch.nan_to_num(seen.all_gradients / replay.claim.max_grad_norm))
 
     def draw(seed: int) -> list[Replay]:
         return [replay.run([batch], seed, rows=each) for each in (given, given.zeroed(row))]

@@ -124,8 +124,8 @@ def test_a_step_that_treats_a_part_differently_is_replayed_whole(monkeypatch):
 
 
 def test_only_batches_of_poisson_sampling_have_parts():
-    replay = SimpleNamespace(skips=[], fixed_size=False)
+    replay = SimpleNamespace(skips=[], claim=SimpleNamespace(fixed_size=False))
     assert Asked(replay, [torch.zeros(30, 1)]).may_shrink
     assert not Asked(replay, [torch.zeros(30, 1)] * 2).may_shrink
-    replay.fixed_size = True
+    replay.claim.fixed_size = True
     assert not Asked(replay, [torch.zeros(30, 1)]).may_shrink
