@@ -20,7 +20,8 @@ from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.hand_written import stated_claim
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
-from lightning_audit.replay.examiner import ANSWERED, Before, Examined, examine_step, state_before
+from lightning_audit.replay.examiner import FACTORS, NAMES, Examined, examine_step, state_before
+from lightning_audit.replay.order import Before, Order
 from lightning_audit.replay.taken_step import StepWatch, TakenStep
 from lightning_audit.replay.training_state import TrainingState
 from lightning_audit.run.optimizers import hand_written_step
@@ -164,7 +165,7 @@ class Examination(OneFit):
         private = [o for o in map(private_optimizer, trainer.optimizers) if o is not None]
         if len(private) > 1:
             reason = f"{len(private)} private optimizers step together"
-            return Examined({name: Answer(reason=reason) for name in ANSWERED})
+            return Examined({name: Answer(reason=reason) for name in NAMES if name != FACTORS})
         step = self._adapter(trainer, module)
         accumulated = 1 if any(taken.skips) else len(taken.batches)
 
@@ -175,7 +176,7 @@ class Examination(OneFit):
         assert user is not None
         code = training_info(trainer).own_code(trainer.optimizers)
         self.where = code.places(REPLAY_SENSITIVITY.name)
-        return examine_step(user, step, claimed(), taken, seed=self.seed, before=before)
+        return examine_step(Order(user, step, claimed(), taken, self.seed, before=before))
 
     def _adapter(self, trainer: Any, module: Any) -> DPSGDStep:
         private = next(filter(None, map(private_optimizer, trainer.optimizers)), None)

@@ -29,7 +29,7 @@ from lightning_audit.hooks.boundary import Boundary, StepRefused, undoing
 from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.lints.own_code import of_methods
 from lightning_audit.lints.settings import splits_batches
-from lightning_audit.replay.before_step import BatchSource
+from lightning_audit.replay.order import BatchSource
 from lightning_audit.report.text import progress
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.facts import FrontEnd, TrainingInfo, device_name

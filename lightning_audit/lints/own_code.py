@@ -142,18 +142,9 @@ def of_frame(frame: Any) -> Iterator[CodePlace]:
 
 # --- Locates the user's code that a finding may concern.
 
-Role = Literal[
-    "adds_noise",
-    "clips",
-    "steps",
-    "hooks",
-    "samplers",
-    "norm",
-    "training_step",
-    "by_hand",
-    "settings",
-    "loader",
-]
+#: Roles of code that a private optimizer has, and all roles.
+_Part = Literal["adds_noise", "clips", "steps"]
+Role = Literal[_Part, "hooks", "samplers", "norm", "training_step", "by_hand", "settings", "loader"]
 #: Methods that Lightning calls between the backward pass and the update.
 _HOOKS = (
     "on_after_backward",
@@ -167,7 +158,7 @@ _TORCH = (
     *("_backward_hooks", "_post_accumulate_grad_hooks"),
 )
 #: Methods of a private optimizer that each role is about.
-_PARTS: Mapping[Role, tuple[str, ...]] = {
+_PARTS: Mapping[_Part, tuple[str, ...]] = {
     "adds_noise": ("add_noise",),
     "clips": ("clip_and_accumulate", "scale_grad"),
     "steps": ("pre_step", "step"),
@@ -175,7 +166,6 @@ _PARTS: Mapping[Role, tuple[str, ...]] = {
 _RELEASE: tuple[Role, ...] = ("adds_noise", "hooks", "by_hand")
 _CLIPPING: tuple[Role, ...] = ("clips", "hooks", "samplers", "training_step")
 _STEP: tuple[Role, ...] = ("steps", "hooks", "training_step")
-_BATCHES: tuple[Role, ...] = ("loader",)
 #: Statuses for which a report shows only a check's advice; faults show places separately.
 _BY_ADVICE = ("undecided", "warned")
 
@@ -186,33 +176,22 @@ def _roles() -> Mapping[str, tuple[Role, ...]]:
 
     The registry is not read on import: a package that adds a check may import this one.
     """
-    return {
-        **{
-            name: _RELEASE
-            for name, check in REGISTRY.items()
-            if check.group in ("noise", "channel", "reuse")
-        },
-        **dict.fromkeys(
-            (SENSITIVITY.name, REPLAY_SENSITIVITY.name, REPLAY_CLIPPING.name), _CLIPPING
-        ),
-        **dict.fromkeys(
-            (check.name for check in (CLIPPING_NORM, NOISE_MEAN, NOISE_EXCESS)), _RELEASE
-        ),
-        GRADIENT_REPLACED.name: _STEP,
-        REPLAY_RELEASE.name: ("norm", *_STEP),
-        COUPLING.name: ("norm", "training_step"),
-        BETWEEN.name: ("clips", "adds_noise", "hooks", "samplers", "training_step"),
-        **dict.fromkeys((FINITE.name, "loss_reduction"), ("training_step",)),
-        LEDGER_STEPS.name: ("training_step", "loader"),
-        **{
-            name: _BATCHES
-            for name in REGISTRY
-            if name.startswith("sampling.") or name in (LEDGER_DRAWS.name, LEDGER_RECORDS.name)
-        },
-        LOGICAL_BATCH.name: _BATCHES,
-        UNSYNCHRONISED.name: (),
-        NO_DP.name: ("settings", "training_step"),
-    }
+    of_noise = [n for n, check in REGISTRY.items() if check.group in ("noise", "channel", "reuse")]
+    of_sampling = [name for name in REGISTRY if name.startswith("sampling.")]
+    known: list[tuple[tuple[Role, ...], list[str]]] = [
+        (_RELEASE, [*of_noise, CLIPPING_NORM.name, NOISE_MEAN.name, NOISE_EXCESS.name]),
+        (_CLIPPING, [SENSITIVITY.name, REPLAY_SENSITIVITY.name, REPLAY_CLIPPING.name]),
+        (_STEP, [GRADIENT_REPLACED.name]),
+        (("norm", *_STEP), [REPLAY_RELEASE.name]),
+        (("norm", "training_step"), [COUPLING.name]),
+        (("clips", "adds_noise", "hooks", "samplers", "training_step"), [BETWEEN.name]),
+        (("training_step",), [FINITE.name, "loss_reduction"]),
+        (("training_step", "loader"), [LEDGER_STEPS.name]),
+        (("loader",), [*of_sampling, LEDGER_DRAWS.name, LEDGER_RECORDS.name, LOGICAL_BATCH.name]),
+        ((), [UNSYNCHRONISED.name]),
+        (("settings", "training_step"), [NO_DP.name]),
+    ]
+    return {name: roles for roles, names in known for name in names}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,7 +264,7 @@ class OwnCode:
         return dataclasses.replace(check, evidence={**check.evidence, "where": places})
 
 
-def _optimizers(role: Role, own: OwnCode) -> Iterator[CodePlace]:
+def _optimizers(role: _Part, own: OwnCode) -> Iterator[CodePlace]:
     for optimizer in own.optimizers:
         while optimizer is not None:
             yield from of_optimizer(optimizer, *_PARTS[role])

@@ -71,18 +71,18 @@ def accumulation_remarks(
 
     If ``module`` has a module of `make_private` with Poisson sampling, Opacus raises instead.
     """
-    both = isinstance(optimizer, DPOptimizer) and optimizer.loss_reduction == "mean"
     n, parts = accumulate_grad_batches, () if module is None else module.modules()
-    if n > 1 and any(getattr(part, "grad_accumulation_allowed", True) is False for part in parts):
+    if n < 2:
+        return []
+    if any(getattr(part, "grad_accumulation_allowed", True) is False for part in parts):
         return [
             f"Opacus will end the training at its second batch: accumulate_grad_batches={n} sums "
             "the gradients of several batches, which make_private forbids with Poisson sampling. "
             f"Write accumulate_grad_batches=1 and a batch size {n} times as large, which "
             "opacus.utils.batch_memory_manager.BatchMemoryManager splits"
         ]
-    if n < 2 or not both:
-        return []
-    return [DIVIDED_TWICE.format(n=n)]
+    both = isinstance(optimizer, DPOptimizer) and optimizer.loss_reduction == "mean"
+    return [DIVIDED_TWICE.format(n=n)] if both else []
 
 
 # --- Gradients and signals of split batches that remain in the optimizer after an epoch.
@@ -172,9 +172,8 @@ def adaptive_remark(module: torch.nn.Module, loss: Any) -> str:
     Returns:
         The note with what to write instead; empty if nothing is wrong.
     """
-    if not isinstance(loss, DPTensorFastGradientClipping):
-        return ""
-    if isinstance(loss, DPTensorFastGradientAdaptiveClipping):
+    adapts = isinstance(loss, DPTensorFastGradientAdaptiveClipping)
+    if adapts or not isinstance(loss, DPTensorFastGradientClipping):
         return ""
     wanted = (DPLossFastGradientAdaptiveClipping, PrivacyEngineAdaptiveClipping)
     held = (value for part in module.modules() for value in vars(part).values())
@@ -262,10 +261,15 @@ def loader_facts(loaders: Any) -> LoaderFacts:
 
 def rate_of(loader: Any) -> float | None:
     """Return the current sampling rate of a loader's sampler; None if it states none."""
+    return getattr(_sampler_of(loader), "sample_rate", None)
+
+
+def _sampler_of(loader: Any) -> Any:
+    """Return what draws the logical batches of a loader; None if nothing does."""
     sampler = unwatched(getattr(loader, "batch_sampler", None))
-    if isinstance(sampler, BatchSplittingSampler):
+    if isinstance(sampler, BatchSplittingSampler):  # into physical ones
         sampler = unwatched(sampler.sampler)
-    return getattr(sampler, "sample_rate", None)
+    return sampler
 
 
 def draw_state(loaders: Any) -> int:
@@ -290,31 +294,19 @@ def loader_count(loaders: Any) -> int:
 
 
 def _facts(loader: Any) -> LoaderFacts:
-    sampler = unwatched(getattr(loader, "batch_sampler", None))
-    if isinstance(sampler, BatchSplittingSampler):
-        # These are physical batches; the inner sampler draws the logical ones.
-        sampler = unwatched(sampler.sampler)
-    # A subclass may override how it draws.
-    if isinstance(sampler, _POISSON) and any(
-        type(sampler).__iter__ is p.__iter__ for p in _POISSON
-    ):
-        return LoaderFacts(
-            "poisson",
-            f"{type(loader).__name__} with {type(sampler).__name__}",
-            sampler.sample_rate,
-            empty="left_out"
-            if type(sampler).__iter__ is DistributedUniformWithReplacementSampler.__iter__
-            else "made_up"
-            if getattr(loader.collate_fn, "rand_on_empty", False)
-            else "stepped",
-            drawn_from=sampler.num_samples,
-        )
+    sampler, name = _sampler_of(loader), type(loader).__name__
+    draws = getattr(type(sampler), "__iter__", None)  # which a subclass may override
+    if isinstance(sampler, _POISSON) and draws in [kind.__iter__ for kind in _POISSON]:
+        facts = LoaderFacts("poisson", f"{name} with {type(sampler).__name__}", sampler.sample_rate)
+        facts = replace(facts, drawn_from=sampler.num_samples)
+        if draws is DistributedUniformWithReplacementSampler.__iter__:
+            return replace(facts, empty="left_out")
+        made_up = getattr(loader.collate_fn, "rand_on_empty", False)
+        return replace(facts, empty="made_up") if made_up else facts
     if type(sampler) is BatchSampler:
-        order = type(sampler.sampler).__name__
-        described = f"{type(loader).__name__} with {order}, batches of {sampler.batch_size}"
-        once, size = _deals_out(sampler.sampler), sampler.batch_size
-        return LoaderFacts("not_poisson", described, once=once, batch_size=size)
-    name = type(loader).__name__
+        order, size = sampler.sampler, sampler.batch_size
+        described = f"{name} with {type(order).__name__}, batches of {size}"
+        return LoaderFacts("not_poisson", described, once=_deals_out(order), batch_size=size)
     if isinstance(loader, DataLoader):
         name += f" with {'no batch sampler' if sampler is None else type(sampler).__name__}"
     return LoaderFacts("unknown", name)
@@ -461,11 +453,8 @@ def equal_draws(told: Sequence[Sequence[int]]) -> bool:
     Args:
         told: `NoiseDraws.numbers` of each process.
     """
-    for numbers in zip(*told, strict=True):
-        drawn = [number for number in numbers if number]
-        if len(set(drawn)) < len(drawn):
-            return True
-    return False
+    drawn = ([number for number in numbers if number] for numbers in zip(*told, strict=True))
+    return any(len(set(of_step)) < len(of_step) for of_step in drawn)
 
 
 # --- Tests whether the steps' noise follows an Opacus scheduler, stepped every n steps.
@@ -506,16 +495,12 @@ def _follows(changes: Sequence[tuple[float, int]], scheduler: Any) -> bool:
         if raised_in_audit(error):
             raise
         return False
-    steps = sum(number for _, number in changes)
+    taken = [sigma for sigma, number in changes for _ in range(number)]
     first = next((n for n, sigma in enumerate(planned) if sigma != planned[0]), 0)
     each, rest = divmod(changes[0][1], first) if first else (0, 1)
     if rest:
         return False
-    expected = [(planned[n // each], 1) for n in range(min(steps, len(planned) * each))]
-    merged = [
-        (sigma, len(list(same))) for sigma, same in groupby(expected, key=lambda pair: pair[0])
-    ]
-    return len(expected) == steps and merged == list(changes)
+    return taken == [planned[n // each] for n in range(min(len(taken), len(planned) * each))]
 
 
 def _planned(scheduler: Any, first: float) -> list[float]:

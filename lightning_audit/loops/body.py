@@ -29,8 +29,8 @@ from torch.utils.data import DataLoader
 from lightning_audit.files import compiles, nearby
 from lightning_audit.hooks.boundary import users_frame
 from lightning_audit.loops.events import Batches, drawn_by
-from lightning_audit.replay.before_step import BatchSource
 from lightning_audit.replay.fork import ReachesOut
+from lightning_audit.replay.order import BatchSource
 
 #: It reads the disk.
 _nearby = functools.cache(nearby)

@@ -27,7 +27,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,9 @@ from lightning_audit.checks.replay_findings import Finding
 from lightning_audit.files import nearby
 from lightning_audit.hooks.boundary import raised_in_audit
 from lightning_audit.hooks.sampler_tap import unwatched
-from lightning_audit.replay.records import Judged, change_between, judge
-from lightning_audit.replay.step_replay import Replay, StepReplay, Stopped, equal_releases
+from lightning_audit.replay.question import Asked
+from lightning_audit.replay.records import Judged, change_between, examine_independence, judge
+from lightning_audit.replay.step_replay import Replay, Stopped, equal_releases
 from lightning_audit.replay.training_state import CannotKeep, DataState
 
 #: Records of a made batch at least, and different items of it at most.
@@ -76,48 +77,26 @@ _SEVERAL = "an item reads several rows, and the data have more than 256 MiB"
 _MET = "records meet in {place}, and this step does not show whether that changes a gradient"
 
 
-@dataclass(frozen=True)
-class BatchSource:
-    """The way from records to the batch that a training's step gets.
-
-    Args:
-        loader: of the training; None if it is unknown.
-        transfer: what the training does with a collated batch before its step.
-        where: the user's code of that, as text.
-        held: objects whose state it may change, such as a data module.
-    """
-
-    loader: Any = None
-    transfer: Callable[[Any], Any] = field(default=lambda batch: batch)
-    where: str = "the batch transfer hooks"
-    held: Sequence[object] = ()
-
-
 class _NotAsked(Exception):
     """Records could not be fetched or compared; the message says why."""
 
 
-def examine_before_step(
-    replay: StepReplay,
-    source: BatchSource,
-    batches: Sequence[Any],
-    allowed: tuple[float, float],
-    seed: int,
-    *,
-    replaced: bool,
-    forked: bool,
-) -> Answer:
+def examine_coupling(asked: Asked) -> Answer:
+    """Test whether records meet in the step, or before it."""
+    answer = examine_independence(asked)
+    if answer.findings:
+        return answer
+    before = examine_before_step(asked)
+    if before.findings or before.reason:
+        return before
+    return replace(answer, before=before.before, shared=before.shared)
+
+
+def examine_before_step(asked: Asked) -> Answer:
     """Fetch records again, and test whether one changes what becomes of another.
 
     Args:
-        replay: of the step.
-        source: of the batches.
-        batches: the physical batches of the step, one of which can be replayed alone.
-        allowed: relative change of a gradient that rounding may cause, and distance of releases
-            without and with one record, in units of the clipping norm.
-        seed: of the replays, and of the choice of records.
-        replaced: whether neighbors differ by a replaced record, not by an added or removed one.
-        forked: whether this process is a fork, whose data may be changed.
+        asked: the step, one of whose physical batches can be replayed alone.
 
     Returns:
         The answer; its ``before`` says why it could not be tested, ``where`` where records meet.
@@ -125,10 +104,10 @@ def examine_before_step(
     records: _Records | None = None
     test: _Test | None = None
     try:
-        records = _Records(source, replay, batches[0], copied=not forked)
-        test = _Test(replay, records, batches, allowed, seed, by_release=not replaced)
+        records = _Records(asked)
+        test = _Test(asked, records)
         answer = None
-        if forked:
+        if asked.replay.forked:  # whose data may be changed
             with contextlib.suppress(_NotAsked):  # an item has memory, which batches begin without
                 answer = test.of_items()
         answer = answer or test.of_batches()
@@ -156,7 +135,8 @@ def examine_before_step(
 class _Records:
     """Batches of chosen records, fetched, collated and transferred as the training does."""
 
-    def __init__(self, source: BatchSource, replay: StepReplay, like: Any, *, copied: bool) -> None:
+    def __init__(self, asked: Asked) -> None:
+        source, replay = asked.replay.order.user.source(), asked.replay
         loader = source.loader
         if not isinstance(loader, DataLoader):
             raise _NotAsked("the training's batches come from no single DataLoader")
@@ -169,9 +149,11 @@ class _Records:
         if not hasattr(type(self.data), "__len__"):
             raise _NotAsked("the data set has no length")
         self.size = len(self.data)  # type: ignore[arg-type]
-        self._source, self._training, self._like = source, replay.state, like
+        self._source, self._training = source, replay.state
+        self._like = (asked.whole or asked.batches)[0]
         try:
-            self._held = DataState([self.data, self.collate, *source.held], copied=copied)
+            held = [self.data, self.collate, *source.held]
+            self._held = DataState(held, copied=not replay.forked)
         except CannotKeep as error:
             raise _NotAsked(f"the data set cannot be restored without a fork: {error}") from None
         #: Why the choice of the records of a batch is not tested, or empty.
@@ -316,25 +298,19 @@ def _place(code: Any) -> str:
 class _Test:
     """The tests of one examination; see `examine_before_step`."""
 
-    def __init__(
-        self,
-        replay: StepReplay,
-        records: _Records,
-        batches: Sequence[Any],
-        allowed: tuple[float, float],
-        seed: int,
-        *,
-        by_release: bool,
-    ) -> None:
-        self._replay, self._records, self._batches, self._seed = replay, records, batches, seed
-        self._tolerated, self._far = allowed
-        self._random = random.Random(seed)
+    def __init__(self, asked: Asked, records: _Records) -> None:
+        replay, self._records = asked.replay, records
+        self._replay, self._batches, self._seed = replay, asked.whole or asked.batches, asked.seed
+        # Relative change of a gradient by rounding, and distance of releases by one record.
+        self._tolerated, self._far = asked.tolerated_change, 1.0 + asked.tolerated
+        self._random = random.Random(asked.seed)
         #: How many items read one row of the data set, as far as a few items show.
         self.shared = 1
         #: Whether each item was shown to read its own record's rows alone; what was left out.
         self._alone, self.left = False, ""
         #: Whether releases show a record less.
-        self._by_release = by_release and not replay.fixed_size and replay.clips_by_opacus
+        one_less = not (replay.order.replaced or replay.claim.fixed_size)
+        self._by_release = one_less and replay.clips_by_opacus
 
     def of_batches(self) -> Answer:
         """Compare copies of one record with the same copies among other records."""
@@ -384,12 +360,9 @@ class _Test:
             if change <= self._tolerated:
                 return None
             # Of random mixing, not each draw reaches a kept record.
-            for number in range(1, 2 + _SEEDS):
-                other = seed + number * _APART
-                again = self._change(*pair(other), kept, other)
-                if again is not None and again > self._tolerated:
-                    break
-            else:
+            others = (seed + number * _APART for number in range(1, 2 + _SEEDS))
+            again = (self._change(*pair(other), kept, other) or 0.0 for other in others)
+            if not any(each > self._tolerated for each in again):
                 return None
             return _found("a record among others, by", change, self._tolerated, place)
         judged = self._without(one, keys[1], count)

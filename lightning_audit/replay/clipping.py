@@ -20,7 +20,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,17 +29,10 @@ from torch.utils import _pytree
 
 from lightning_audit.canaries.inputs import leaves, rows, taken
 from lightning_audit.checks.replay import Answer
-from lightning_audit.checks.replay_findings import Finding, Reason
+from lightning_audit.checks.replay_findings import Finding
 from lightning_audit.hooks.boundary import undoing
-from lightning_audit.replay.records import (
-    MORE,
-    SHIFTED,
-    Draw,
-    Unshown,
-    hands_all_over,
-    judge,
-)
-from lightning_audit.replay.releases import rounding, too_coarse
+from lightning_audit.replay.question import Asked
+from lightning_audit.replay.records import MORE, Draw, Pairs, hands_all_over, judge
 from lightning_audit.replay.rows import Rows
 from lightning_audit.replay.step_replay import (
     Replay,
@@ -47,9 +40,8 @@ from lightning_audit.replay.step_replay import (
     StepReplay,
     Stopped,
     same_numbers,
-    why_no_rows,
 )
-from lightning_audit.replay.training_state import GlobalGenerators, PutBack, training_thread
+from lightning_audit.replay.training_state import GlobalGenerators, training_thread
 
 # --- Crafted per-sample gradients to test clipping: many norms, shapes and positions in a batch.
 
@@ -57,6 +49,8 @@ from lightning_audit.replay.training_state import GlobalGenerators, PutBack, tra
 OVERSIZE, OUTWEIGHING = 1e3, 1e6
 #: Largest number of entries over all gradients of a batch.
 _ENTRIES = 40_000_000
+#: Largest number of tensors that are tested with a gradient in one tensor alone.
+_TENSORS = 6
 
 
 @dataclass(frozen=True)
@@ -131,7 +125,9 @@ class CraftedGradients:
 
     def trials(self) -> Iterator[Trial]:
         """Yield the trials of all families, one of each family in turn."""
-        families: list[Iterator[Trial]] = [family() for family in self._families()]
+        families = [self._of_norms(), self._of_shapes(), self._of_others()]
+        if not self._fixed:
+            families.append(self._of_sizes())
         while families:
             for family in list(families):
                 trial = next(family, None)
@@ -139,10 +135,6 @@ class CraftedGradients:
                     families.remove(family)
                 else:
                     yield trial
-
-    def _families(self) -> list[Callable[[], Iterator[Trial]]]:
-        usual = [self._of_norms, self._of_shapes, self._of_others]
-        return usual if self._fixed else [*usual, self._of_sizes]
 
     # ------------------------------------------------------------------ families
 
@@ -162,11 +154,9 @@ class CraftedGradients:
             spike = self._zeros()
             spike[self._size // 2] = norm
             yield self._among(f"in one entry, norm {norm:g} C", spike, 0)
-        starts = torch.tensor([0, *self._sizes]).cumsum(0).tolist()
-        chosen = torch.linspace(0, len(self._sizes) - 1, min(6, len(self._sizes))).round().int()
-        for tensor in dict.fromkeys(chosen.tolist()):
+        for tensor, place in _some_tensors(self._sizes).items():
             alone = self._zeros()
-            alone[starts[tensor] : starts[tensor + 1]] = 1.0
+            alone[place] = 1.0
             yield self._among(
                 f"in tensor {tensor} alone, norm 30 C", 30.0 * alone / alone.norm(), tensor
             )
@@ -212,6 +202,13 @@ class CraftedGradients:
         return rows.mul_(norm / rows.norm(dim=1, keepdim=True))  # in place, to save memory
 
 
+def _some_tensors(sizes: Sequence[int]) -> dict[int, slice]:
+    """Return the numbers of tensors to test alone, with their places in a gradient."""
+    ends = list(itertools.accumulate(sizes))
+    chosen = np.linspace(0, len(sizes) - 1, min(_TENSORS, len(sizes))).round().astype(int)
+    return {n: slice(ends[n] - sizes[n], ends[n]) for n in chosen.tolist()}
+
+
 # --- Classify a fault of clipping by a few more replays.
 
 #: Replays a step with given gradients under a seed.
@@ -219,8 +216,6 @@ Given = Callable[[Rows, int], Replay]
 
 #: Smallest number of gradients of a batch, and the norms used, in units of the clipping norm.
 _SEVERAL, _LONG, _SHORT = 3, 1e4, 3.0
-#: Largest number of tensors that are tested with a gradient in one tensor alone.
-_TENSORS = 6
 #: Relative difference of norms that are equal up to rounding.
 _EQUAL = 2e-2
 #: Change of a release by swapped records, in units of the clipping norm, that is more than
@@ -228,16 +223,11 @@ _EQUAL = 2e-2
 _MOVES = 0.05
 
 
-def sensitivity_kind(
-    replay: StepReplay, batches: Sequence[Any], seed: int, tolerated: float, worst: float
-) -> str:
+def sensitivity_kind(asked: Asked, worst: float) -> str:
     """Classify why one record moves a release by more than the clipping norm.
 
     Args:
-        replay: of the step.
-        batches: the physical batches of one logical step.
-        seed: of the replays.
-        tolerated: rounding, in units of the clipping norm.
+        asked: the step.
         worst: largest change by a record, in units of the clipping norm.
 
     Returns:
@@ -245,38 +235,34 @@ def sensitivity_kind(
         correct: "rows" if several gradients of a record are clipped one by one, "parts" if a
         record's contribution depends on the part of a split batch that it is in. Otherwise empty.
     """
-    largest, kind = max(batches, key=rows), ""
 
     def alone(gradients: Rows, seed: int) -> Replay:
-        return replay.run([largest], seed, rows=gradients, alone=True)
+        return asked.replay.run([asked.largest], seed, rows=gradients, alone=True)
 
-    if replay.clips_alone:
-        kind = clipping_kind(replay, alone, rows(largest), seed, tolerated)
+    kind = clipping_kind(asked, alone) if asked.replay.clips_alone else ""
     with contextlib.suppress(Stopped):
-        if not kind and _has_several_rows(replay, batches, seed, tolerated, worst):
+        if not kind and _has_several_rows(asked, worst):
             kind = "rows"
-        if not kind and _parts_differ(replay, batches, seed, tolerated):
+        if not kind and _parts_differ(asked):
             kind = "parts"
     return kind
 
 
-def _parts_differ(replay: StepReplay, batches: Sequence[Any], seed: int, tolerated: float) -> bool:
+def _parts_differ(asked: Asked) -> bool:
     """Return whether swapping records between parts of the batch changes a release.
 
     Swapping two pairs must change it by the sum of both changes, as if each part had a weight:
     changes by records whose gradients depend on other records do not add up.
     """
-    base = replay.usual(batches, seed)
+    replay, batches, base = asked.replay, asked.batches, asked.usual
     within = len(batches) == 1
     sizes = [len(n) for n in base.norms] if within else [rows(batch) for batch in batches]
-    ends = torch.tensor(sizes, dtype=torch.long).cumsum(0).tolist()
-    large = [number for number, size in enumerate(sizes) if size > 1]
     joined = _joined(batches)
-    if len(large) < 2 or joined is None or rows(joined) != ends[-1]:
+    if sum(size > 1 for size in sizes) < 2 or joined is None or rows(joined) != sum(sizes):
         return False
-    places = list(range(ends[-1]))
-    parts = [places[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    one, other = parts[large[0]], parts[large[-1]]
+    places = list(range(sum(sizes)))
+    parts = [part.tolist() for part in torch.split(torch.tensor(places), sizes)]
+    one, *_, other = [part for part in parts if len(part) > 1]
     firsts, lasts = {one[0]: other[0], other[0]: one[0]}, {one[-1]: other[-1], other[-1]: one[-1]}
     turned = {a: b for part in parts for a, b in zip(part, reversed(part), strict=True)}
     replay.allow(4)
@@ -285,14 +271,15 @@ def _parts_differ(replay: StepReplay, batches: Sequence[Any], seed: int, tolerat
         order = [trade.get(place, place) for place in places]
         cuts = [places] if within else parts
         changed = [taken(joined, [order[place] for place in cut]) for cut in cuts]
-        again = replay.run(changed, seed)
+        again = replay.run(changed, asked.seed)
         if again.finite is None or not same_numbers(base, again):
             return False
         if len(again.release) != len(base.release):
             return False
         moved.append(again.release - base.release)
     in_part, first, last, both = moved
-    alike = max(float(in_part.norm()), float((both - first - last).norm())) <= 2.0 * tolerated
+    far = max(float(in_part.norm()), float((both - first - last).norm()))
+    alike = far <= 2.0 * asked.tolerated
     return alike and max(float(first.norm()), float(last.norm())) > _MOVES
 
 
@@ -304,13 +291,12 @@ def _joined(batches: Sequence[Any]) -> Any:
     return _pytree.tree_map(lambda *tensors: torch.cat(tensors), *batches)
 
 
-def _has_several_rows(
-    replay: StepReplay, batches: Sequence[Any], seed: int, tolerated: float, worst: float
-) -> bool:
+def _has_several_rows(asked: Asked, worst: float) -> bool:
     """Return whether each record has several gradients, each clipped as claimed."""
-    found = replay.usual(batches, seed).rows
+    replay, batches, seed = asked.replay, asked.batches, asked.seed
+    found = asked.usual.rows
     times, rest = divmod(found, max(sum(map(rows, batches)), 1))
-    if times < 2 or rest or worst > times * (1.0 + tolerated):
+    if times < 2 or rest or worst > times * (1.0 + asked.tolerated):
         return False
     direction = (_LONG * unit_direction(replay, seed)).to(replay.dtype)
     zeros, long = Rows.zeros(found, direction), Rows.alone(direction, 0, found)
@@ -318,7 +304,7 @@ def _has_several_rows(
     without, one = (replay.run(batches, seed, rows=each).finite for each in (zeros, long))
     if without is None or one is None:
         return False
-    return float((one - without).norm()) <= 1.0 + tolerated
+    return float((one - without).norm()) <= 1.0 + asked.tolerated
 
 
 def unit_direction(replay: StepReplay, seed: int) -> torch.Tensor:
@@ -329,19 +315,15 @@ def unit_direction(replay: StepReplay, seed: int) -> torch.Tensor:
     return unit
 
 
-def divides_by_rows(replay: StepReplay, batch: Any, seed: int) -> bool:
+def divides_by_rows(asked: Asked) -> bool:
     """Return whether a step divides its sum by the number of gradients at hand.
 
     Half of the gradients, all equal, then give the same mean instead of half of it.
-
-    Args:
-        replay: of the step.
-        batch: a physical batch.
-        seed: of the replays and of the direction.
     """
+    replay, batch, seed = asked.replay, asked.batches[0], asked.seed
     count = rows(batch)
     half = count // 2
-    if half < 2 or why_no_rows(replay.usual([batch], seed), count, by_opacus=False):
+    if half < 2 or replay.why_no_rows(asked.usual, count):
         return False
     # No sum of these is clipped.
     short = (0.5 / count * unit_direction(replay, seed)).to(replay.dtype)
@@ -357,15 +339,12 @@ def divides_by_rows(replay: StepReplay, batch: Any, seed: int) -> bool:
     return min(sums) > 0.0 and _equal(sums)
 
 
-def clipping_kind(replay: StepReplay, given: Given, count: int, seed: int, tolerated: float) -> str:
+def clipping_kind(asked: Asked, given: Given) -> str:
     """Classify what the step does instead of clipping each gradient at the claimed norm.
 
     Args:
-        replay: of a step in which some gradient adds more than the clipping norm.
+        asked: a step in which some gradient adds more than the clipping norm.
         given: replays the step with gradients.
-        count: gradients of a usual batch.
-        seed: of the replays and of the direction.
-        tolerated: rounding, in units of the clipping norm.
 
     Returns:
         "sum" if the sum is clipped, "none" if nothing is, "norm" if each gradient is clipped at a
@@ -373,6 +352,7 @@ def clipping_kind(replay: StepReplay, given: Given, count: int, seed: int, toler
         tensors are not clipped, "batch" if the clipping norm depends on the batch's gradients;
         otherwise empty.
     """
+    replay, seed, count = asked.replay, asked.seed, rows(asked.largest)
     if count < _SEVERAL:
         return ""
     batches = _batches(replay, count, seed)
@@ -389,7 +369,7 @@ def clipping_kind(replay: StepReplay, given: Given, count: int, seed: int, toler
             added[name] = float((release - base).norm())
     except Stopped:
         return ""
-    return _kind(added, count, len(replay.sizes), 1.0 + tolerated)
+    return _kind(added, count, len(replay.sizes), 1.0 + asked.tolerated)
 
 
 def _batches(replay: StepReplay, count: int, seed: int) -> dict[str, Rows]:
@@ -407,12 +387,9 @@ def _batches(replay: StepReplay, count: int, seed: int) -> dict[str, Rows]:
         "many": Rows.alike((_LONG * dense).to(replay.dtype), count),
         "many longer": Rows.alike((2.0 * _LONG * dense).to(replay.dtype), count),
     }
-    ends = torch.tensor(replay.sizes).cumsum(0).tolist()
-    chosen = torch.linspace(0, len(ends) - 1, min(_TENSORS, len(ends))).round().int().tolist()
-    for number in dict.fromkeys(chosen):
+    for number, place in _some_tensors(replay.sizes).items():
         own = torch.zeros_like(dense)
-        begin = ends[number] - replay.sizes[number]
-        own[begin : ends[number]] = dense[begin : ends[number]]
+        own[place] = dense[place]
         batches[f"tensor {number}"] = alone(_LONG * own / own.norm(), -1)
     return batches
 
@@ -512,7 +489,7 @@ def _drop(*_: Any, **__: Any) -> None:
     """Log nothing."""
 
 
-def _buffers(module: torch.nn.Module) -> PutBack:
+def _buffers(module: torch.nn.Module) -> Callable[[], None]:
     """Return a function that restores every buffer, including those that a pass replaces."""
     kept = [
         (part, name, buffer, buffer.clone())
@@ -589,37 +566,19 @@ def own_direction(
 TRIALS = 32
 
 
-def examine_clipping(
-    replay: StepReplay,
-    batch: Any,
-    tolerated: float,
-    seed: int,
-    trials: int = TRIALS,
-    begin: int = 0,
-    *,
-    replaced: bool = False,
-    most: int = 0,
-) -> Answer:
-    """Replay a step with crafted gradients.
+def examine_clipping(asked: Asked) -> Answer:
+    """Replay a step with crafted gradients, one of which is left out.
 
-    Args:
-        replay: of the step.
-        batch: a physical batch, whose records are repeated to match the number of gradients.
-        tolerated: rounding, in units of the clipping norm.
-        seed: of the replays and of the gradients.
-        trials: largest number of trials; each leaves out one gradient.
-        begin: number of trials in earlier examinations, after which this one continues.
-        replaced: whether the gradient is replaced by zeros instead of left out, so that the number
-            of gradients is equal; also done if leaving it out shifts random numbers.
-        most: number of gradients of a large batch; 0 for twice those of ``batch``.
+    It is replaced by zeros instead where neighbors have the same number of records, or if leaving
+    it out shifts random numbers. Trials continue after those of earlier examinations.
     """
-    count = rows(batch)
-    usual = replay.usual([batch], seed)
-    if reason := why_no_rows(usual, count, by_opacus=replay.clips_by_opacus):
+    replay, batch, seed, order = asked.replay, asked.largest, asked.seed, asked.replay.order
+    count, usual = rows(batch), replay.usual([batch], seed)
+    if reason := replay.why_no_rows(usual, count) or asked.too_coarse(usual):
         return Answer(reason=reason)
-    if reason := too_coarse(rounding((r.norm() for r in usual.releases), replay.dtypes), tolerated):
-        return Answer(reason=reason)
-    fixed = replay.fixed_size
+    fixed = replay.claim.fixed_size
+    # Rounding of a large sum in low precision is more than a record.
+    most = 0 if asked.low_precision else max(map(rows, asked.whole), default=0)
     crafted = CraftedGradients(
         *(replay.sizes, count, seed, replay.dtype, replay.device), fixed_size=fixed, most=most
     )
@@ -628,31 +587,31 @@ def examine_clipping(
         return Answer(reason="crafted gradients of a whole batch take too much memory")
     given = RowsReplay(replay, batch, first, seed)
     del first  # it takes memory
-    unshown, found = Unshown(replay, seed, shown=usual.shown), list[Finding]()
-    asked, shifted, zeros = 0, 0, replaced or fixed
-    start, allowed = begin % TRIALS, 1.0 + tolerated
+    pairs, zeros = Pairs(asked, shown=usual.shown), order.replaced or fixed
+    start, trials = order.earlier_trials % TRIALS, order.trials or TRIALS
+    allowed = 1.0 + asked.tolerated
     # Each pass draws new gradients.
     endless = itertools.chain.from_iterable(iter(crafted.trials, None))
     with contextlib.suppress(Stopped):  # findings until then are kept
         for trial in itertools.islice(endless, start, start + trials):
-            judged = judge(_pair(given, trial, zeros=zeros), seed, allowed, by_row=zeros)
+            draw = _pair(given, trial, zeros=zeros)
+            judged = judge(draw, seed, allowed, by_row=zeros)
             if judged.shifted and not zeros:
-                zeros = True
-                judged = judge(_pair(given, trial, zeros=zeros), seed, allowed, by_row=True)
-            shifted += judged.shifted
+                zeros, draw = True, _pair(given, trial, zeros=True)
+                judged = judge(draw, seed, allowed, by_row=True)
+            pairs.shifted += judged.shifted
             if not judged.tells:
                 continue
             if judged.far > allowed:
-                if not found and not given.alone and not hands_all_over(replay, batch, seed):
+                known = given.alone or pairs.findings
+                if not known and not hands_all_over(replay, batch, seed):
                     return Answer(reason=MORE)
-                if not unshown.takes(_pair(given, trial, zeros=zeros), 1, judged.far):
-                    found.append(_finding(trial, judged.far, replay.sizes))
-            asked += 1
-    if unshown.count and not found:
-        return Answer(reason=Reason.NOT_SHOWN)
-    why = SHIFTED if shifted else replay.why_none("crafted gradient")
-    kind = clipping_kind(replay, given.run, count, seed, tolerated) if found else ""
-    return Answer(asked, tuple(found), "" if asked else why, kind=kind)
+                pairs.take(_finding(trial, judged.far, replay.sizes), draw, 1)
+            pairs.asked += 1
+    answer = pairs.answer("crafted gradient")
+    if not answer.findings:
+        return answer
+    return replace(answer, kind=clipping_kind(asked, given.run))
 
 
 def _pair(given: RowsReplay, trial: Trial, *, zeros: bool) -> Draw:

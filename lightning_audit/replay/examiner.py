@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -24,28 +24,18 @@ from lightning_audit.checks.replay import (
     REPLAY_RELEASE,
     REPLAY_SENSITIVITY,
     Answer,
-    tolerance_of,
 )
 from lightning_audit.checks.replay_findings import Finding, Reason
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
-from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import raised_in_audit, undoing
-from lightning_audit.replay.before_step import BatchSource, examine_before_step
-from lightning_audit.replay.clipping import (
-    TRIALS,
-    divides_by_rows,
-    examine_clipping,
-    sensitivity_kind,
-)
+from lightning_audit.replay.before_step import examine_coupling
+from lightning_audit.replay.clipping import divides_by_rows, examine_clipping, sensitivity_kind
 from lightning_audit.replay.device import clock, no_room
 from lightning_audit.replay.fork import CannotSeparate, ForkFailed, Stalled, in_a_fork, may_fork
 from lightning_audit.replay.noise import SET, examine_noise
-from lightning_audit.replay.records import (
-    examine_factors,
-    examine_independence,
-    examine_sensitivity,
-    tolerance,
-)
+from lightning_audit.replay.order import Order, UserStep
+from lightning_audit.replay.question import Asked, Question
+from lightning_audit.replay.records import examine_factors, examine_sensitivity
 from lightning_audit.replay.release import examine_release
 from lightning_audit.replay.releases import Release
 from lightning_audit.replay.step_replay import (
@@ -56,10 +46,9 @@ from lightning_audit.replay.step_replay import (
     equal_releases,
     same_numbers,
 )
-from lightning_audit.replay.taken_step import StepWatch, TakenStep
+from lightning_audit.replay.taken_step import StepWatch
 from lightning_audit.replay.training_state import (
     CannotKeep,
-    GlobalGenerators,
     TrainingState,
     room_for,
     training_thread,
@@ -89,158 +78,23 @@ _OTHER_SEED = 9_115_027
 _NAMED = 3
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The step to examine, and the settings of its examination.
-
-    Args:
-        replay: of the step.
-        batches: the physical batches of the logical one.
-        seed: of the replays.
-        low_precision: whether layers compute in bf16 or fp16.
-        replaced: whether neighbors differ by a replaced record, not by an added or removed one.
-        trials: largest number of crafted gradients.
-        earlier_trials: number of crafted gradients in earlier examinations.
-        source: of the batches.
-        forked: whether this process is a fork.
-        independent: whether records were shown not to change each other's gradients.
-        whole: the batches as the step took them, if ``batches`` is a part of them; else empty.
-    """
-
-    replay: StepReplay
-    batches: Sequence[Any]
-    seed: int
-    low_precision: bool = False
-    replaced: bool = False
-    trials: int = TRIALS
-    earlier_trials: int = 0
-    source: BatchSource = field(default_factory=BatchSource)
-    forked: bool = False
-    independent: bool = False
-    whole: Sequence[Any] = ()
-
-    @property
-    def may_shrink(self) -> bool:
-        """Whether some of the batch's records are a batch too."""
-        return len(self.batches) == 1 and not self.replay.skips and not self.replay.fixed_size
-
-    @property
-    def tolerated(self) -> float:
-        """Rounding of a sensitivity, in units of the clipping norm."""
-        return tolerance(self.replay.dtypes, low_precision=self.low_precision)
-
-
-def _sensitivity(asked: Asked) -> Answer:
-    return examine_sensitivity(
-        *(asked.replay, asked.batches, asked.tolerated, asked.seed),
-        replaced=asked.replaced,
-        independent=asked.independent,
-        whole=asked.whole,
-    )
-
-
-def _factors(asked: Asked) -> Answer:
-    return examine_factors(
-        *(asked.replay, asked.batches, asked.tolerated, asked.seed), whole=asked.whole
-    )
-
-
-def _of_views(asked: Asked) -> str:
-    """Return why rows of a batch are no records, as views that are collated, or empty."""
-    replay, batches = asked.replay, asked.batches
-    collated = replay.views > 1 and replay.usual(batches, asked.seed).rows < sum(map(rows, batches))
-    return Reason.OTHER_ROWS if collated else ""
-
-
-def _release(asked: Asked) -> Answer:
-    return examine_release(asked.replay, asked.batches, asked.seed)
-
-
-def _coupling(asked: Asked) -> Answer:
-    low = tolerance_of(low_precision=asked.low_precision)
-    most = max(asked.whole or asked.batches, key=rows)
-    many = taken(most, range(_LARGER)) if asked.whole and rows(most) > _LARGER else most
-    answer = examine_independence(asked.replay, many, low, asked.seed)
-    if answer.findings:
-        return answer
-    allowed = low, 1.0 + asked.tolerated
-    before = examine_before_step(
-        *(asked.replay, asked.source, asked.whole or asked.batches, allowed, asked.seed),
-        replaced=asked.replaced,
-        forked=asked.forked,
-    )
-    if before.findings or before.reason:
-        return before
-    return replace(answer, before=before.before, shared=before.shared)
-
-
-def _clipping(asked: Asked) -> Answer:
-    return examine_clipping(
-        asked.replay,
-        max(asked.batches, key=rows),
-        asked.tolerated,
-        asked.seed,
-        asked.trials,
-        begin=asked.earlier_trials,
-        replaced=asked.replaced,
-        # Rounding of a large sum in low precision is more than a record.
-        most=0 if asked.low_precision else max(map(rows, asked.whole), default=0),
-    )
-
-
-def _noise(asked: Asked) -> Answer:
-    return examine_noise(asked.replay, max(asked.batches, key=rows), asked.seed)
-
-
-def _not_alone(asked: Asked) -> str:
-    """Return why a physical batch cannot be replayed alone, or empty."""
-    if len(asked.batches) == 1 or asked.replay.skips:
-        return ""
-    return Reason.ACCUMULATED
-
-
 #: The question of all records at once, which the check of single ones answers.
 FACTORS = "replay.factors"
 
-
-@dataclass(frozen=True)
-class _Question:
-    """A question: how it is answered, why it cannot be, and the replays left to begin it."""
-
-    answer: Callable[[Asked], Answer]
-    unanswerable: Callable[[Asked], str]
-    least: int
-
-    def __call__(self, asked: Asked) -> Answer:
-        reason = self.unanswerable(asked)
-        return Answer(reason=reason) if reason else self.answer(asked)
-
-
-#: The questions by the names of their checks; the slowest come last.
-QUESTIONS: Mapping[str, _Question] = {
-    COUPLING.name: _Question(_coupling, _not_alone, 3),
-    REPLAY_SENSITIVITY.name: _Question(_sensitivity, _of_views, 1),
-    FACTORS: _Question(_factors, _of_views, 8),
-    REPLAY_RELEASE.name: _Question(_release, lambda _: "", 6),
-    REPLAY_CLIPPING.name: _Question(_clipping, _not_alone, 4),
-    REPLAY_NOISE.name: _Question(_noise, _not_alone, 16),
-}
-
-#: The checks that the questions answer.
-ANSWERED = frozenset(QUESTIONS) - {FACTORS}
-
-#: Largest number of steps that each question replays alone, with few crafted gradients.
-USUAL: Mapping[str, float] = {
-    REPLAY_SENSITIVITY.name: 15.0,
-    FACTORS: 14.0,
-    REPLAY_RELEASE.name: 20.0,
-    COUPLING.name: 10.0,
-    REPLAY_CLIPPING.name: 24.0,
-    REPLAY_NOISE.name: 24.0,
-}
+#: The questions in their order: the answer to the first shows which records the second needs; the
+#: slowest come last.
+QUESTIONS = (
+    Question(COUPLING.name, 10.0, 3, examine_coupling, Asked.not_alone),
+    Question(REPLAY_SENSITIVITY.name, 15.0, 1, examine_sensitivity, Asked.of_views),
+    Question(FACTORS, 14.0, 8, examine_factors, Asked.of_views),
+    Question(REPLAY_RELEASE.name, 20.0, 6, examine_release),
+    Question(REPLAY_CLIPPING.name, 24.0, 4, examine_clipping, Asked.not_alone),
+    Question(REPLAY_NOISE.name, 24.0, 16, examine_noise, Asked.not_alone),
+)
+NAMES = tuple(question.name for question in QUESTIONS)
 
 
-def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, Answer]:
+def ask(asked: Asked, names: Collection[str] = NAMES) -> dict[str, Answer]:
     """Test questions on a step.
 
     Args:
@@ -253,19 +107,15 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
     answers: dict[str, Answer] = {}
     replay = asked.replay
     asked, none = _prepared(asked)
-    for name, question in QUESTIONS.items():
-        if name not in names:
-            continue
+    for question in (one for one in QUESTIONS if one.name in names):
         late = "" if replay.has_left(question.least) else Reason.NONE_LEFT
         answer = replace(none, reason=none.reason or replay.lost or late)
-        refused, begun = bool(answer.reason), time.perf_counter()
-        while not refused:
-            answer = _unless_full(question, asked)
-            if answer.reason != Reason.NO_ROOM or (fewer := _fewer(asked)) is None:
-                break
-            asked = fewer
-        answers[name] = answer = replace(answer, seconds=time.perf_counter() - begun)
-        if name == COUPLING.name and answer.asked and not answer.findings:
+        begun = time.perf_counter()
+        if not answer.reason:
+            asked, answer = _with_room(question, asked)
+        answer = replace(answer, seconds=time.perf_counter() - begun)
+        answers[question.name] = answer
+        if question.name == COUPLING.name and answer.asked and not answer.findings:
             asked = replace(asked, independent=True)
     factors = answers.pop(FACTORS, None)
     if factors is not None:
@@ -296,15 +146,23 @@ def _name_clipping(asked: Asked, answers: dict[str, Answer]) -> None:
     if not named:
         return
     by_hand = len(asked.batches) == 1 and not asked.replay.clips_by_opacus
-    counts = by_hand and not asked.replay.fixed_size
-    if counts and divides_by_rows(asked.replay, asked.batches[0], asked.seed):
+    counts = by_hand and not asked.replay.claim.fixed_size
+    if counts and divides_by_rows(asked):
         answers.update({name: replace(a, kind="divisor") for name, a in named.items()})
         return
     if found is None or not found.findings or (crafted is not None and crafted.findings):
         return
     worst = max(finding.size for finding in found.findings)
-    kind = sensitivity_kind(asked.replay, asked.batches, asked.seed, asked.tolerated, worst)
-    answers[REPLAY_SENSITIVITY.name] = replace(found, kind=kind)
+    answers[REPLAY_SENSITIVITY.name] = replace(found, kind=sensitivity_kind(asked, worst))
+
+
+def _with_room(question: Callable[[Asked], Answer], asked: Asked) -> tuple[Asked, Answer]:
+    """Return the answer to a question, and on how few records, if memory was full, it was asked."""
+    while True:
+        answer = _unless_full(question, asked)
+        if answer.reason != Reason.NO_ROOM or (fewer := _fewer(asked)) is None:
+            return asked, answer
+        asked = fewer
 
 
 def _unless_full(question: Callable[[Asked], Answer], asked: Asked) -> Answer:
@@ -321,9 +179,8 @@ def _unless_full(question: Callable[[Asked], Answer], asked: Asked) -> Answer:
 
 # --- The records on which a step is replayed.
 
-#: Records of a replayed part, of the larger part in which records may depend on each other, and of
-#: a batch from which a part is taken.
-_PART, _LARGER, _FROM = 16, 64, 24
+#: Records of a replayed part, and of a batch from which a part is taken.
+_PART, _FROM = 16, 24
 
 
 def _prepared(asked: Asked) -> tuple[Asked, Answer]:
@@ -333,11 +190,7 @@ def _prepared(asked: Asked) -> tuple[Asked, Answer]:
             if (fewer := _fewer(asked)) is None:
                 break
             asked = fewer
-    while True:
-        none = _unless_full(_unfit, asked)
-        if none.reason != Reason.NO_ROOM or (fewer := _fewer(asked)) is None:
-            break
-        asked = fewer
+    asked, none = _with_room(_unfit, asked)
     if none.reason:
         return asked, none
     try:
@@ -355,8 +208,8 @@ def _on_a_part(asked: Asked) -> Asked:
     """
     if not asked.may_shrink or rows(asked.batches[0]) < _FROM:
         return asked
-    small, replay = replace(asked, batches=_part(asked, _PART), whole=asked.batches), asked.replay
-    one, other = (replay.usual(each.batches, asked.seed) for each in (asked, small))
+    small = replace(asked, batches=_part(asked, _PART), whole=asked.batches)
+    one, other = asked.usual, small.usual
     alike = (
         other.is_finite
         and other.sure
@@ -381,10 +234,9 @@ def _fewer(asked: Asked) -> Asked | None:
 def _part(asked: Asked, count: int) -> list[Any]:
     """Return a batch of some records of a batch, those of the largest and smallest gradient too."""
     batch, usual = asked.batches[0], asked.replay.known(asked.batches, asked.seed)
-    size, norms = rows(batch), usual.norms if usual is not None else []
-    chosen = [0, size - 1]
-    if len(known := torch.cat(norms or [torch.zeros(0)])) == size:
-        chosen += [int(known.argmax()), int(known.argmin())]
+    size, chosen = rows(batch), [0, rows(batch) - 1]
+    if usual is not None and len(norms := usual.all_norms) == size:
+        chosen += [int(norms.argmax()), int(norms.argmin())]
     others = random.Random(asked.seed).sample(range(size), count)
     return [taken(batch, sorted(list(dict.fromkeys([*chosen, *others]))[:count]))]
 
@@ -398,7 +250,7 @@ def _unfit(asked: Asked) -> Answer:
         return Answer(reason=_UNSEEN if unseen else _UNKNOWN)
     if most < LEAST_RECORDS:
         return Answer(reason=Reason.TOO_SMALL)
-    base, reason = asked.replay.usual(asked.batches, asked.seed), ""
+    base, reason = asked.usual, ""
     if base.error:
         reason = f"the step cannot be replayed ({base.error}, {base.where})"
     elif not base.releases:
@@ -415,7 +267,7 @@ def _unfit(asked: Asked) -> Answer:
 def _unsteady(asked: Asked) -> Answer:
     """Answer why replays are not comparable: other bits, or a random clipping norm."""
     replay, batches, seed = asked.replay, asked.batches, asked.seed
-    base, again = replay.usual(batches, seed), replay.followed(batches, seed)
+    base, again = asked.usual, replay.followed(batches, seed)
     if again.error:  # of a second step, perhaps
         again = replay.run(batches, seed, look=True)
     same = equal_releases(base, again) and same_numbers(base, again) and equal_after(base, again)
@@ -433,7 +285,6 @@ def _unsteady(asked: Asked) -> Answer:
 # --- Examine one step of a training, without changing the training.
 
 _log = logging.getLogger(__name__)
-_FULL_PRECISION = ("32-true", "64-true")
 #: Time limit of a replay and of the first one, which a lock of another thread may stop: seconds,
 #: plus a multiple of the step's single-threaded seconds.
 _PATIENCE, _FIRST, _SLOWER = 60.0, 10.0, 20.0
@@ -454,79 +305,6 @@ _NO_FORK = (
     "training on the CPU, set the environment variable CUDA_VISIBLE_DEVICES to nothing: its steps "
     "are then replayed in a fork, which cannot change the training"
 )
-
-
-class UserStep(Protocol):
-    """The user's step, which can be run again for a replay."""
-
-    @property
-    def module(self) -> torch.nn.Module:
-        """The user's module."""
-
-    @property
-    def optimizers(self) -> Sequence[Any]:
-        """The optimizers of the training."""
-
-    @property
-    def precision(self) -> str:
-        """The precision of the training, by Lightning's name."""
-
-    @property
-    def logged(self) -> dict[str, set[Any]]:
-        """Values that the step logged when it was replayed, by name; in memory only."""
-
-    @property
-    def aside(self) -> Sequence[object]:
-        """Objects whose state is neither saved nor restored."""
-
-    def obstacle(self) -> str:
-        """Return why no step can be run again, or empty."""
-
-    @property
-    def sure(self) -> bool:
-        """Whether what is run again surely is the step; else it must give the same weights."""
-
-    @property
-    def whole(self) -> bool:
-        """Whether the replays of a step run all of it, also what follows the update."""
-
-    def doubt(self, reason: str, repeated: bool) -> str:
-        """Return why no question is answered, given the reason, and whether the step ran again."""
-
-    def roots(self) -> list[object]:
-        """Return the objects that a step may change."""
-
-    def begin(self) -> bool:
-        """Note the place in the training at which a step that will be run again begins.
-
-        Returns:
-            Whether `roots` has all that the step may change, as it is before the step.
-        """
-
-    def source(self) -> BatchSource:
-        """Return the way from records to the batch that a step gets."""
-
-    def take(self, batches: Sequence[Any]) -> None:
-        """Train on the physical batches of one logical step."""
-
-
-@dataclass(frozen=True)
-class Before:
-    """A training before the step that is examined.
-
-    Args:
-        state: of the training.
-        claim: reads what is claimed of the step, once the state is restored.
-    """
-
-    state: TrainingState
-    claim: Callable[[], StepClaim]
-
-    def restored(self) -> tuple[TrainingState, StepClaim]:
-        """Restore the state, and return it with the claim."""
-        self.state.shared = GlobalGenerators()
-        self.state.put_back()
-        return self.state, self.claim()
 
 
 #: Part of a GPU's free memory for the state before a step, which needs memory for itself.
@@ -612,40 +390,7 @@ class Examined:
         return tuple(n for n, answer in self.answers.items() if answer.reason == Reason.SEEDED)
 
 
-@dataclass(frozen=True)
-class _Order:
-    """Arguments of an examination; see `examine_step`."""
-
-    user: UserStep
-    step: DPSGDStep
-    claim: StepClaim
-    taken: TakenStep
-    seed: int
-    names: Collection[str]
-    replaced: bool
-    trials: int
-    earlier_trials: int
-    budget: int | None
-    before: Before | None
-    level: float
-    forked: bool = False
-
-
-def examine_step(
-    user: UserStep,
-    step: DPSGDStep,
-    claim: StepClaim,
-    taken: TakenStep,
-    *,
-    seed: int,
-    names: Collection[str] = tuple(QUESTIONS),
-    replaced: bool = False,
-    trials: int = TRIALS,
-    earlier_trials: int = 0,
-    budget: int | None = None,
-    before: Before | None = None,
-    level: float = 1e-4,
-) -> Examined:
+def examine_step(order: Order) -> Examined:
     """Test questions on a step that was taken; failures are answers, not exceptions.
 
     The step is replayed from the state before it, if that is given and can be restored, so that
@@ -654,29 +399,17 @@ def examine_step(
     replayed.
 
     Args:
-        user: runs the step again.
-        step: the adapter of the private optimizer.
-        claim: what is claimed of the step.
-        taken: the step's batches.
-        seed: of the replays.
-        names: of the questions.
-        replaced: whether neighbors differ by a replaced record, not by an added or removed one.
-        trials: largest number of crafted gradients.
-        earlier_trials: number of crafted gradients in earlier examinations.
-        budget: largest number of replayed steps; None for no limit.
-        before: the training before the step; None to replay from the state after it.
-        level: probability that noise as claimed counts as too little to hide a record.
+        order: the step, and the settings of the examination.
     """
-    given = names, replaced, trials, earlier_trials, budget
-    order = _Order(user, step, claim, taken, seed, *given, before, 0.5 * level)
-    begun = time.perf_counter()
+    user, names, begun = order.user, order.names or NAMES, time.perf_counter()
+    order = replace(order, names=names)
     if not _ONE_AT_A_TIME.acquire(blocking=False):
         return replace(_none(names, _ANOTHER), waits=_WAIT)
     try:
         if thread := training_thread(forked=may_fork(user.module.parameters())):
             return replace(_none(names, _THREAD.format(thread=thread)), waits=_WAIT)
         found = _examined(order, user.module.parameters())
-        if before is not None and user.sure and (again := found.asked_again):
+        if order.before is not None and user.sure and (again := found.asked_again):
             # A generator that the first step makes can be seeded after it, and no earlier.
             every = len(again) == len(found.answers)
             order = replace(order, before=None, names=names if every else again)
@@ -694,7 +427,7 @@ def examine_step(
     return replace(found, seconds=time.perf_counter() - begun)
 
 
-def _examined(order: _Order, params: Iterable[torch.Tensor]) -> Examined:
+def _examined(order: Order, params: Iterable[torch.Tensor]) -> Examined:
     if not may_fork(params):
         return _here(order)
     slow = _SLOWER * torch.get_num_threads() * order.taken.seconds
@@ -709,7 +442,7 @@ def _examined(order: _Order, params: Iterable[torch.Tensor]) -> Examined:
         return replace(_none(order.names, f"the step was not replayed: {error}"), ends=ends)
 
 
-def _here(order: _Order) -> Examined:
+def _here(order: Order) -> Examined:
     """Examine the step in the training's own process."""
     found = _in_the_fork(order)
     if any(answer.reason == Reason.NOT_REPEATED for answer in found.answers.values()):
@@ -722,7 +455,7 @@ def _here(order: _Order) -> Examined:
     return found
 
 
-def _in_the_fork(order: _Order, beat: Callable[[], None] = lambda: None) -> Examined:
+def _in_the_fork(order: Order, beat: Callable[[], None] = lambda: None) -> Examined:
     """Examine the step, and restore all state."""
     work, user, names = clock(), order.user, order.names
     try:
@@ -734,46 +467,24 @@ def _in_the_fork(order: _Order, beat: Callable[[], None] = lambda: None) -> Exam
             raise
         return _none(names, no_room(error) or type(error).__name__)
     with undoing(after.put_back if after is not None else lambda: None):
-        return _answered(order, after, work, beat)
+        state = after
+        if order.before is not None:
+            state, claim = order.before.restored()
+            order = replace(order, claim=claim)
+        assert state is not None
+        replay = StepReplay(order, state, beat)
+        try:
+            return _asked(replay, work)
+        finally:
+            replay.forget()
 
 
-def _answered(
-    order: _Order, after: TrainingState | None, work: float, beat: Callable[[], None]
-) -> Examined:
-    """Examine the step from the state before it, or from the one after it."""
-    user, taken = order.user, order.taken
-    state, claim = after, order.claim
-    if order.before is not None:
-        state, claim = order.before.restored()
-    assert state is not None
-    replay = StepReplay(
-        *(user.take, user.module, order.step, claim, state, taken.skips, order.budget, beat),
-        starts_before=order.before is not None,
-        forked=order.forked,
-        level=order.level,
-        taken_seconds=taken.work,
-    )
-    try:
-        return _asked(order, replay, state, work)
-    finally:
-        replay.forget()
-
-
-def _asked(order: _Order, replay: StepReplay, state: TrainingState, work: float) -> Examined:
+def _asked(replay: StepReplay, work: float) -> Examined:
     """Ask the questions of an examination, which began at a time of the `clock`."""
-    user, names, taken = order.user, order.names, order.taken
-    if not user.sure and not _repeats(order, replay):
-        return _none(names, _OTHER_STEP, repeated=False)
-    low = user.precision not in _FULL_PRECISION
-    asked = Asked(
-        *(replay, taken.batches, order.seed, low),
-        replaced=order.replaced,
-        trials=order.trials,
-        earlier_trials=order.earlier_trials,
-        source=user.source(),
-        forked=order.forked,
-    )
-    answers = ask(asked, names)
+    order, user, state = replay.order, replay.order.user, replay.state
+    if not user.sure and not _repeats(replay):
+        return _none(order.names, _OTHER_STEP, repeated=False)
+    answers = ask(Asked(replay, order.taken.batches), order.names)
     logged = {name: len(values) > 1 for name, values in user.logged.items()}
     user.logged.clear()  # a later step may log another learning rate
     notes = [f"the training is not as it was before the examination: {lost}" for lost in state.lost]
@@ -792,13 +503,14 @@ def _asked(order: _Order, replay: StepReplay, state: TrainingState, work: float)
     )
 
 
-def _repeats(order: _Order, replay: StepReplay) -> bool:
+def _repeats(replay: StepReplay) -> bool:
     """Return whether the step gives its weights again, and on half of the records others.
 
     It is run with the random numbers that it drew; else what is run again is another step. A batch
     of few records, or of an unknown kind, counts as repeated: no question is tested on it.
     """
-    batches, params, ends = order.taken.batches, order.step.params, order.taken.weights
+    order, params = replay.order, replay.order.step.params
+    batches, ends = order.taken.batches, order.taken.weights
     try:
         if max(map(rows, batches), default=0) < LEAST_RECORDS:
             return True
@@ -839,6 +551,8 @@ FIRST_REPLAYS, LATER_SHARE, LATEST_SHARE, _ROUNDS = 92, 0.03, 0.01, 2
 _TRIES, _MOST_TRIES = 3, 5
 #: Crafted gradients per examination under the time limit.
 _TRIALS_IN_TIME = 8
+#: The replayed steps of each question. Of two that have replayed as much, the first is next.
+COSTS = {one.name: one.cost for one in (*QUESTIONS[1:4], QUESTIONS[0], *QUESTIONS[4:])}
 #: A step that never comes.
 NEVER = sys.maxsize
 
@@ -853,8 +567,8 @@ class Schedule:
         wanted: "auto" for each question once and later ones within a share of the time, or the
             number of examinations, each with all questions and without a time limit.
         seed: of the drawn steps.
-        usual: number of steps that each question replays. A later examination has one question:
-            the one that has replayed the fewest steps.
+        usual: number of steps that each question replays, see `COSTS`. A later examination has one
+            question: the one that has replayed the fewest steps.
     """
 
     def __init__(self, wanted: int | str, seed: int, usual: Mapping[str, float]) -> None:

@@ -38,6 +38,7 @@ from lightning_audit.hooks.gradient_tap import clipped_sums
 from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.layout import FloatArray, Layout
 from lightning_audit.replay.clipping import unit_direction
+from lightning_audit.replay.question import Asked
 from lightning_audit.replay.records import MORE, hands_all_over
 from lightning_audit.replay.releases import (
     hidden_by_noise,
@@ -51,7 +52,6 @@ from lightning_audit.replay.step_replay import (
     RowsReplay,
     StepReplay,
     same_numbers,
-    why_no_rows,
 )
 from lightning_audit.stats.dependence import contrasts
 from lightning_audit.stats.noise_tests import noise_log_e
@@ -197,46 +197,32 @@ class ExaminedNoise:
     draws: FloatArray
 
 
-def examine_noise(replay: StepReplay, batch: Any, seed: int) -> Answer:
-    """Draw the noise of a step several times, and test it.
-
-    Args:
-        replay: of the step.
-        batch: a physical batch.
-        seed: of the replays.
-    """
-    sigma = replay.noise_multiplier
-    if not sigma > 0.0:
+def examine_noise(asked: Asked) -> Answer:
+    """Draw the noise of a step several times, and test it."""
+    replay, batch = asked.replay, asked.largest
+    if not replay.claim.noise_multiplier > 0.0:
         return Answer(reason="no noise is claimed")
-    count = rows(batch)
-    usual = replay.usual([batch], seed)
-    if reason := why_no_rows(usual, count, by_opacus=replay.clips_by_opacus):
+    if reason := replay.why_no_rows(replay.usual([batch], asked.seed), rows(batch)):
         return Answer(reason=reason)
-    size = sum(replay.sizes)
-    many = max(min(count, _ROWS, _ENTRIES // size - 2), 2)
-    return _Examination(replay, batch, many, seed, sigma).answer()
+    return _Examination(replay, batch, asked.seed).answer()
 
 
 class _Examination:
-    """One examination of the noise.
+    """One examination of the noise; see `examine_noise`."""
 
-    Args:
-        replay: of the step.
-        batch: a physical batch.
-        count: number of crafted gradients.
-        seed: of the replays and of the gradients.
-        sigma: the claimed noise over the clipping norm.
-    """
-
-    def __init__(self, replay: StepReplay, batch: Any, count: int, seed: int, sigma: float) -> None:
-        self._replay, self._batch, self._seed, self._sigma = replay, batch, seed, sigma
-        self._count, self._size = count, sum(replay.sizes)
+    def __init__(self, replay: StepReplay, batch: Any, seed: int) -> None:
+        self._replay, self._batch, self._seed = replay, batch, seed
+        #: The claimed noise over the clipping norm.
+        self._sigma = replay.claim.noise_multiplier
+        #: Number of entries, and of crafted gradients.
+        self._size = sum(replay.sizes)
+        self._count = max(min(rows(batch), _ROWS, _ENTRIES // self._size - 2), 2)
         self._direction = unit_direction(replay, seed)
         self._row = self._direction.to(replay.dtype)
-        self._zeros = Rows.zeros(count, self._row)
+        self._zeros = Rows.zeros(self._count, self._row)
         self._given = RowsReplay(replay, batch, self._zeros, seed)
         self._entries = NoiseEntries.of(
-            replay.layout, _LOOKED_AT_SOON if replay.limited else _LOOKED_AT
+            replay.order.step.layout, _LOOKED_AT_SOON if replay.limited else _LOOKED_AT
         )
         #: The first draw of the noise, and the last replay that released something.
         self._first = self._last = Replay()
@@ -254,7 +240,7 @@ class _Examination:
             if found := self._of_other_sums(first):
                 return self._told({OF_RECORDS: found}, len(draws))
             # A generator that the step makes once is no fault: the state after it has it.
-            once = self._replay.starts_before
+            once = self._replay.order.before is not None
             if not once and (seed := self._small_seed(first)):
                 return self._told({SEED: Seen(CERTAIN, f"it is that of {seed}")}, len(draws))
             return Answer(reason=Reason.SEEDED)
@@ -383,11 +369,11 @@ class _Examination:
         """Return evidence of entries that a record moves but that have no noise."""
         still = self._still(draws)
         if added is None or not bool(still.any()):
-            return Seen(0.0, "")
+            return NOTHING
         moved = still & (added.abs() > 1e-3 * _SMALL * self._direction.abs())
         count = int(moved.sum())
         if not count:
-            return Seen(0.0, "")
+            return NOTHING
         names = self._entries.tensors_of(moved)
         return Seen(CERTAIN, f"{count:,} of {self._size:,} entries have none, in {names}")
 

@@ -21,7 +21,7 @@ import contextlib
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,8 @@ from torch.utils import _pytree
 from lightning_audit.canaries.inputs import copies, leaves, rows, taken
 from lightning_audit.checks.replay import Answer
 from lightning_audit.checks.replay_findings import Finding, Reason
-from lightning_audit.replay.releases import hidden_by_noise, on_a_lattice, rounding, too_coarse
+from lightning_audit.replay.question import Asked
+from lightning_audit.replay.releases import hidden_by_noise, on_a_lattice
 from lightning_audit.replay.rows import Rows
 from lightning_audit.replay.step_replay import (
     Replay,
@@ -43,7 +44,6 @@ from lightning_audit.replay.step_replay import (
     folded,
     same_numbers,
     shift_by_more_draws,
-    why_no_rows,
 )
 from lightning_audit.stats.clipped_sums import Relation, parts_of_sum
 
@@ -88,10 +88,9 @@ def _hardest(replay: StepReplay, batches: Sequence[Any], seed: int) -> Any:
     batch = batches[0]
     made = within_range(batch, seed)
     seen = replay.run([made], seed)
-    norms = torch.cat(seen.norms) if seen.norms else torch.zeros(0)
-    if seen.error or len(norms) != rows(made):
+    if seen.error or len(seen.all_norms) != rows(made):
         return None
-    row = int(torch.nan_to_num(norms, nan=-1.0, posinf=-1.0).argmax())
+    row = int(torch.nan_to_num(seen.all_norms, nan=-1.0, posinf=-1.0).argmax())
     return _pytree.tree_map(lambda a, b: torch.cat([a, b[row : row + 1]]), batch, made)
 
 
@@ -216,10 +215,10 @@ def is_processed(draw: Draw, replay: StepReplay, seed: int, moved: int) -> bool:
     far = gaps[0].norm().reshape(1)
     along = [one.release @ gaps[0] / far for one, _ in pairs]
     del pairs, gaps[1:]
-    while hidden_by_noise(far, along, replay.noise_multiplier, allowed, replay.next_level()):
+    while hidden_by_noise(far, along, replay.claim.noise_multiplier, allowed, replay.next_level()):
         # Fewer draws than these hide twice what a record may add.
         drawn, seconds = len(along), 2 * len(along) * replay.step_seconds
-        as_claimed = float(torch.stack(along).std()) * allowed < replay.noise_multiplier * far
+        as_claimed = float(torch.stack(along).std()) * allowed < replay.claim.noise_multiplier * far
         if off > _SAME or not as_claimed or drawn >= _MOST or seconds > _PATIENCE:
             return True
         replay.allow(2 * drawn)
@@ -230,30 +229,43 @@ def is_processed(draw: Draw, replay: StepReplay, seed: int, moved: int) -> bool:
     return False
 
 
-class Unshown:
-    """Findings that post-processing could explain, in a training that does not show its release.
+class Pairs:
+    """The pairs of an examination, and what they showed.
+
+    In a training that does not show its release, post-processing could explain some findings: these
+    do not count; see `is_processed`.
 
     Args:
-        replay: of the step.
-        seed: of the replays.
-        shown: whether the training shows its release; then there are no such findings.
+        asked: the step.
+        shown: whether the training shows its release.
     """
 
-    def __init__(self, replay: StepReplay, seed: int, *, shown: bool) -> None:
-        self._replay, self._seed, self._shown = replay, seed, shown
-        #: Number of such findings, and the largest distance that was tested.
-        self.count, self._tested = 0, 0.0
+    def __init__(self, asked: Asked, *, shown: bool) -> None:
+        self._replay, self._seed, self._shown = asked.replay, asked.seed, shown
+        #: Number of pairs with a valid result, and of those that drew different random numbers.
+        self.asked = self.shifted = 0
+        #: Findings in the order of their pairs.
+        self.findings: list[Finding] = []
+        # Number of findings that do not count, and the largest distance that was tested.
+        self._unshown, self._tested = 0, 0.0
 
-    def takes(self, draw: Draw, moved: int, far: float) -> bool:
-        """Return whether a pair of a distance ``far`` is one of them; see `is_processed`."""
-        if self._shown:
-            return False
-        if self.count < _ENOUGH or far > _LARGER * self._tested:
-            self._tested = max(self._tested, far)
-            if not is_processed(draw, self._replay, self._seed, moved):
-                return False
-        self.count += 1
-        return True
+    def take(self, finding: Finding, draw: Draw, moved: int) -> None:
+        """Take a finding: a pair of which one record may move the release by ``moved``."""
+        explained = not self._shown
+        if explained and (self._unshown < _ENOUGH or finding.size > _LARGER * self._tested):
+            self._tested = max(self._tested, finding.size)
+            explained = is_processed(draw, self._replay, self._seed, moved)
+        if explained:
+            self._unshown += 1
+        else:
+            self.findings.append(finding)
+
+    def answer(self, what: str) -> Answer:
+        """Return the answer, or why no pair, which needs ``what``, gives one."""
+        if self._unshown and not self.findings:
+            return Answer(reason=Reason.NOT_SHOWN)
+        why = SHIFTED if self.shifted else self._replay.why_none(what)
+        return Answer(self.asked, tuple(self.findings), "" if self.asked else why)
 
 
 def is_noise(cosine: float, size: int) -> bool:
@@ -323,6 +335,8 @@ def hands_all_over(replay: StepReplay, batch: Any, seed: int) -> bool:
 
 #: Largest number of kept entries over a batch's gradients, and smallest number per gradient.
 _ENTRIES, _LEAST_ENTRIES = 10_000_000, 1000
+#: Largest number of records of a whole batch in which records may depend on each other.
+_MANY = 64
 #: Most rows that are compared in pairs if a step sorts them; of more, each with its nearest.
 _PAIRED = 256
 #: Further seeds under which both batches of a finding must draw the same number of random numbers.
@@ -336,17 +350,14 @@ _NOT_REPEATABLE = "the step gives other gradients when it runs again"
 _DRAWS = "how many random numbers the step draws depends on the data; draw as many for each record"
 
 
-def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed: int) -> Answer:
-    """Replay a batch of copies of one record, and a batch in which only some are copies.
-
-    Args:
-        replay: of the step.
-        batch: a physical batch.
-        tolerated: relative change of a gradient that rounding may cause.
-        seed: of the replays.
-    """
+def examine_independence(asked: Asked) -> Answer:
+    """Replay a batch of copies of one record, and a batch in which only some are copies."""
+    replay, seed, tolerated = asked.replay, asked.seed, asked.tolerated_change
+    batch = max(asked.whole or asked.batches, key=rows)
+    if asked.whole and rows(batch) > _MANY:
+        batch = taken(batch, range(_MANY))
     keep = min(sum(replay.sizes), max(_ENTRIES // rows(batch), _LEAST_ENTRIES))
-    norms = torch.cat(replay.usual([batch], seed).norms or [torch.zeros(0)])
+    norms = replay.usual([batch], seed).all_norms
     ignored = len(norms) == rows(batch) and not norms[0] > 0.0
     kept = int(norms.argmax()) if ignored else 0
     # The gradient of an ignored record is zero among any others.
@@ -365,7 +376,7 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
         return Answer(reason=first.error or second.error)
     made = first.rows
     if not made or made % rows(batch) or second.rows != made:
-        none = "" if made else why_no_rows(first, made, by_opacus=replay.clips_by_opacus)
+        none = "" if made else replay.why_no_rows(first, made)
         return Answer(reason=none or Reason.OTHER_ROWS)
     same = count * made // rows(batch)
     change = change_between(first, second, same, tolerated)
@@ -379,7 +390,7 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
         if one.drawn is None or one.drawn != other.drawn:
             return _among_alike(replay, batch, kept, tolerated, seed, keep)
     again = replay.run([mixed], seed, keep=keep)
-    unsteady = largest_change(_together(second), _together(again), made)
+    unsteady = largest_change(second.all_gradients, again.all_gradients, made)
     if unsteady is None or unsteady > tolerated / 10:
         return Answer(reason=_NOT_REPEATABLE)
     return Answer(1, (Finding("a record among others", change, tolerated),))
@@ -416,7 +427,7 @@ def _among_alike(
         change = change_between(one, two, len(places) * one.rows // size, tolerated)
         if change is None or change <= tolerated:
             return Answer(reason=_NO_NUMBERS) if change is None else Answer(asked=1)
-        gap = (_together(one) - _together(two)).reshape(size, -1)[places].flatten()
+        gap = (one.all_gradients - two.all_gradients).reshape(size, -1)[places].flatten()
         gaps.append(gap / gap.norm().clamp(min=1e-30))
     if float(torch.stack(gaps).sum(0).square().sum()) / len(gaps) - 1.0 < _COMMON * _SEEDS:
         return Answer(reason=_DRAWS)
@@ -432,14 +443,11 @@ def change_between(one: Replay, other: Replay, same: int, tolerated: float) -> f
         same: number of rows of ``other`` that are the record's.
         tolerated: change above which rows may be at other positions.
     """
-    change = largest_change(_together(one), _together(other), same)
+    pair = one.all_gradients, other.all_gradients
+    change = largest_change(*pair, same)
     if change is not None and change > tolerated:  # the step may have sorted its rows
-        change = largest_change(_together(one), _together(other), same, sorted_rows=True)
+        change = largest_change(*pair, same, sorted_rows=True)
     return change
-
-
-def _together(found: Replay) -> torch.Tensor:
-    return torch.cat(found.gradients)
 
 
 def largest_change(
@@ -507,86 +515,41 @@ _GIVEN_BACK = 1e-3
 _RANDOM_GRADIENT = 0.5
 
 
-def tolerance(dtypes: Sequence[torch.dtype], *, low_precision: bool) -> float:
-    """Return the tolerance for rounding of a sensitivity, in units of the clipping norm.
-
-    Args:
-        dtypes: of the trained parameters.
-        low_precision: whether layers compute in bf16 or fp16.
-    """
-    if low_precision or {torch.bfloat16, torch.float16} & set(dtypes):
-        return 0.1
-    return 1e-6 if set(dtypes) == {torch.float64} else 2e-3
-
-
-def examine_sensitivity(
-    replay: StepReplay,
-    batches: Sequence[Any],
-    tolerated: float,
-    seed: int,
-    *,
-    replaced: bool = False,
-    independent: bool = False,
-    whole: Sequence[Any] = (),
-) -> Answer:
-    """Replay a step on neighbors of its batches.
-
-    Args:
-        replay: of the step.
-        batches: the physical batches of one logical step.
-        tolerated: rounding, in units of the clipping norm.
-        seed: of the replays, and of the choice of records.
-        replaced: whether neighbors differ by a replaced record, not by an added or removed one.
-        independent: whether records were shown not to change each other's gradients; fewer are
-            left out then if replays are limited.
-        whole: the step's own batches, if ``batches`` is a part of them: one record is left out of
-            them too.
-    """
-    base = replay.usual(batches, seed)
+def examine_sensitivity(asked: Asked) -> Answer:
+    """Replay a step on neighbors of its batches."""
+    base, most = asked.usual, 2.0 * asked.usual.stated
     # Without one of the records that share a clip, their sum may turn around.
-    if base.share and not replay.fixed_size and (most := 2.0 * base.stated) > 1.0 + tolerated:
+    if base.share and not asked.replay.claim.fixed_size and most > 1.0 + asked.tolerated:
         return Answer(1, (Finding("one of several records that share a clip", most, 1.0),))
-    if reason := too_coarse(rounding((r.norm() for r in base.releases), replay.dtypes), tolerated):
+    if reason := asked.too_coarse(base):
         return Answer(reason=reason)
-    few = independent and replay.limited
-    examination = _Examination(replay, batches, tolerated, seed, replaced=replaced, few=few)
+    examination = _Examination(asked)
     with contextlib.suppress(Stopped):  # findings until then are kept
         examination.ask()
-        if whole:
-            examination.ask_largest(whole)
+        if asked.whole:  # one record is left out of it, too
+            examination.ask_largest(asked.whole)
     return examination.answer()
 
 
 class _Examination:
     """One examination of the sensitivity; see `examine_sensitivity`."""
 
-    def __init__(
-        self,
-        replay: StepReplay,
-        batches: Sequence[Any],
-        tolerated: float,
-        seed: int,
-        *,
-        replaced: bool,
-        few: bool,
-    ) -> None:
-        self._replay, self._batches, self._seed = replay, list(batches), seed
-        self._few = few
-        self._tolerated, self._by_definition = tolerated, replaced
-        self._base = replay.usual(batches, seed)
-        #: Whether a record is replaced, not left out or added.
-        self._replaced = replaced or replay.fixed_size or self._base.drew
+    def __init__(self, asked: Asked) -> None:
+        replay, self._asking = asked.replay, asked
+        self._replay, self._batches, self._seed = replay, list(asked.batches), asked.seed
+        self._base = asked.usual
+        #: Whether a record is replaced, not left out or added: by definition, or for its draws.
+        self._by_definition = replay.order.replaced
+        self._replaced = self._by_definition or replay.claim.fixed_size or self._base.drew
         #: The records' gradients, once it is known that they can be put in.
         self._given: Rows | None = None
-        self._tried = replaced or len(batches) > 1 or bool(replay.skips)
-        self._found: list[Finding] = []
-        self._asked, self._shifted, self._moves = 0, 0, False
-        self._unshown = Unshown(replay, seed, shown=self._base.shown)
+        self._tried = self._by_definition or len(asked.batches) > 1 or bool(replay.skips)
+        self._pairs, self._moves = Pairs(asked, shown=self._base.shown), False
 
     def ask(self) -> None:
         """Replay the step without records of each kind, and with synthetic records."""
         rng, start = random.Random(self._seed), 0
-        norms = torch.cat(self._base.norms) if self._base.norms else torch.zeros(0)
+        norms = self._base.all_norms
         for place, batch in enumerate(self._batches):
             end = start + rows(batch)
             own = norms[start:end] if len(norms) >= end > start else None
@@ -605,28 +568,27 @@ class _Examination:
         """Replay the step on other batches without the record of the largest gradient, if known."""
         self._batches, self._base = list(batches), self._replay.usual(batches, self._seed)
         self._tried, self._given = False, None
-        norms = torch.cat(self._base.norms or [torch.zeros(1)])
+        norms = self._base.all_norms
         which = "largest" if len(norms) == rows(batches[0]) else "first"
         row = int(norms.argmax()) if which == "largest" else 0
-        rounded = rounding((r.norm() for r in self._base.releases), self._replay.dtypes)
-        if not too_coarse(rounded, self._tolerated):
+        if not self._asking.too_coarse(self._base):
             self._leave_out(0, row, f"the {which} record of the whole batch")
 
     def answer(self) -> Answer:
         """Return the result."""
-        if self._unshown.count and not self._found:
-            return Answer(reason=Reason.NOT_SHOWN)
-        if self._asked and not self._moves:
+        answer = self._pairs.answer("neighbor of the batch")
+        if not answer.reason and not self._moves:
             return Answer(reason=Reason.NO_RECORD)
-        why = SHIFTED if self._shifted else self._replay.why_none("neighbor of the batch")
-        found = sorted(self._found, key=lambda finding: -finding.size)
-        return Answer(self._asked, tuple(found), "" if self._asked else why)
+        found = sorted(answer.findings, key=lambda finding: -finding.size)
+        return replace(answer, findings=tuple(found))
 
     @property
     def _most(self) -> int | None:
-        if self._few:
+        if not self._replay.limited:
+            return None
+        if self._asking.independent:
             return _FEW
-        return _FEW_REPLACED if self._replay.limited and self._replaced else None
+        return _FEW_REPLACED if self._replaced else None
 
     # ------------------------------------------------------------------ neighbors
 
@@ -687,12 +649,12 @@ class _Examination:
         """Return the records' gradients, if they can be put in."""
         replay, batches, seed, base = self._replay, self._batches, self._seed, self._base
         count, size = rows(batches[0]), sum(replay.sizes)
-        if why_no_rows(base, count, by_opacus=replay.clips_by_opacus) or count * size > _KEPT:
+        if replay.why_no_rows(base, count) or count * size > _KEPT:
             return None
         seen = replay.run(batches, seed, keep=size)
         if seen.error or not same_numbers(seen, base):
             return None
-        given = Rows.of(torch.cat(seen.gradients) / replay.clipping_norm)
+        given = Rows.of(seen.all_gradients / replay.claim.max_grad_norm)
         same = replay.run(batches, seed, rows=given)
         if same.error or not same_numbers(same, base) or distance(same, base) > _GIVEN_BACK:
             return None
@@ -703,16 +665,16 @@ class _Examination:
     def _judge(
         self, name: str, draw: Draw, moved: int, *, made_up: bool = False, by_row: bool = False
     ) -> Judged:
-        allowed = moved + self._tolerated
+        allowed = moved + self._asking.tolerated
         least = _RANDOM_GRADIENT if self._base.drew and moved > 1 else 0.0
         judged = judge(draw, self._seed, allowed, by_row=by_row, least_cosine=least)
-        self._shifted += judged.shifted
+        self._pairs.shifted += judged.shifted
         # A synthetic record may be invalid input for the user's code.
         if judged.tells and (math.isfinite(judged.far) or not made_up):
-            self._asked += 1
+            self._pairs.asked += 1
             self._moves = self._moves or (judged.far > 0.0 and not by_row)
-            if judged.far > allowed and not self._unshown.takes(draw, moved, judged.far):
-                self._found.append(Finding(name, judged.far, moved))
+            if judged.far > allowed:
+                self._pairs.take(Finding(name, judged.far, moved), draw, moved)
         return judged
 
 
@@ -743,37 +705,24 @@ _REST = 1e-3
 _MADE_UP, _ASCENTS = 64, 2
 
 
-def examine_factors(
-    replay: StepReplay,
-    batches: Sequence[Any],
-    tolerated: float,
-    seed: int,
-    whole: Sequence[Any] = (),
-) -> Answer:
+def examine_factors(asked: Asked) -> Answer:
     """Replay a step on its batch, on synthetic records, and on records of large loss.
 
     A release minus that of zero gradients is the clipped sum, which is linear in the gradients: one
     linear system gives the factor of each. The losses are raised by gradient ascent on the inputs,
     within the range of the data.
-
-    Args:
-        replay: of the step.
-        batches: the physical batches of one logical step.
-        tolerated: rounding, in units of the clipping norm.
-        seed: of the replays, and of the choice of records.
-        whole: the step's own batches, if ``batches`` is a part of them; their records are tested.
     """
+    replay, batches, seed, tolerated = asked.replay, asked.batches, asked.seed, asked.tolerated
     count, size = rows(batches[0]), sum(replay.sizes)
-    base = replay.usual(batches, seed)
-    reason = why_no_rows(base, count, by_opacus=replay.clips_by_opacus)
+    reason = replay.why_no_rows(asked.usual, count)
     if reason or len(batches) > 1 or replay.skips:
         return Answer(reason=reason or Reason.ACCUMULATED)
     if size < count + _FEW_ROWS:
         return Answer(reason="a gradient has fewer entries than the batch has records")
     none = torch.zeros(size)
     given = RowsReplay(replay, batches[0], Rows.zeros(count, none), seed)
-    own = (whole or batches)[0]
-    made, asked = own, 0
+    own = (asked.whole or batches)[0]
+    made, tested = own, 0
     for number in range(2 + _ASCENTS):
         what = "of the batch" if not number else "within the range of the data"
         inputs = _with_grad(made) if replay.forked else made
@@ -785,28 +734,28 @@ def examine_factors(
         if seen.finite is None or zeros.finite is None or not same_numbers(seen, zeros):
             break
         relation, parts = _parts(replay, seen, seen.release - zeros.release)
-        asked += relation in ("rule", "linear")
+        tested += relation in ("rule", "linear")
         if parts.max() > 1.0 + max(tolerated, _REST):
             found = _confirmed(replay, made, int(parts.argmax()), tolerated, seed)
             if found.tells and 1.0 + tolerated < found.far < math.inf:
                 name = f"with zeros instead of one gradient {what}"
-                return Answer(asked, (Finding(name, found.far, 1.0),))
+                return Answer(tested, (Finding(name, found.far, 1.0),))
         if number and all(leaf.grad is None for leaf in leaves(inputs)):
             break
         some = range(min(rows(own), _MADE_UP))
         made = _raised(inputs) if number else taken(within_range(own, seed), some)
-    return Answer(asked, reason="" if asked else "the clipped sum is not linear in the gradients")
+    return Answer(tested, reason="" if tested else "the clipped sum is not linear in the gradients")
 
 
 def _parts(
     replay: StepReplay, seen: Replay, total: torch.Tensor
 ) -> tuple[Relation, NDArray[np.float64]]:
     """Return `parts_of_sum` of a replay with `folded` gradients, given its clipped sum, ``[d]``."""
-    rows_of = torch.cat(seen.gradients) / replay.clipping_norm
+    rows_of = seen.all_gradients / replay.claim.max_grad_norm
     split = [part[None] for part in torch.split(total, replay.sizes)]
     wanted = folded(split, rows_of.shape[1])[0]
-    norms = torch.cat(seen.norms)
-    return parts_of_sum(*(each.double().cpu().numpy() for each in (rows_of, norms, wanted)))
+    given = rows_of, seen.all_norms, wanted
+    return parts_of_sum(*(each.double().cpu().numpy() for each in given))
 
 
 def _confirmed(replay: StepReplay, batch: Any, row: int, tolerated: float, seed: int) -> Judged:
@@ -815,7 +764,7 @@ def _confirmed(replay: StepReplay, batch: Any, row: int, tolerated: float, seed:
     seen = replay.run([batch], seed, keep=sum(replay.sizes))
     if seen.error or not hands_all_over(replay, batch, seed):
         return Judged(failed=True)
-    given = Rows.of(torch.nan_to_num(torch.cat(seen.gradients) / replay.clipping_norm))
+    given = Rows.of(torch.nan_to_num(seen.all_gradients / replay.claim.max_grad_norm))
 
     def draw(seed: int) -> list[Replay]:
         return [replay.run([batch], seed, rows=each) for each in (given, given.zeroed(row))]

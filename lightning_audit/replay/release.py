@@ -18,6 +18,7 @@ from torch.utils import _pytree
 from lightning_audit.canaries.inputs import leaves, rows, taken
 from lightning_audit.checks.replay import Answer
 from lightning_audit.checks.replay_findings import Finding, Reason
+from lightning_audit.replay.question import Asked
 from lightning_audit.replay.records import SHIFTED, within_range
 from lightning_audit.replay.releases import hidden_by_noise
 from lightning_audit.replay.step_replay import (
@@ -48,131 +49,169 @@ _SEVERAL, _COLUMNS, _SAME_ROW = 3, 1000, 1e-6
 _NOISE, _BEFORE = ("clipping", "noise"), ("start",)
 
 
-def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> Answer:
+def examine_release(asked: Asked) -> Answer:
     """Replay a step with and without a record, and with the same release.
-
-    Args:
-        replay: of the step.
-        batches: the physical batches of one logical step.
-        seed: of the replays.
 
     Returns:
         The answer; its kind is "divisor" if the update used the release divided by the number of
         records of the batch, or of its last part.
     """
-    if replay.adapts:
+    if asked.replay.adapts:
         return Answer(reason=Reason.ADAPTS)
-    base = replay.usual(batches, seed)
-    first = replay.followed(batches, seed)
-    if first.error:
-        return Answer(reason=_NOT_AGAIN)
+    return _Examination(asked).answer()
 
-    def draw(number: int, places: Sequence[str] = _NOISE) -> Replay:
-        others = dict.fromkeys(places, seed + number * _OTHER_NOISE)
-        return replay.run(batches, seed, released=base, then=batches, others=others)
 
-    found = _decided(replay, batches, seed, base, first)
-    if found:
-        return Answer(len(found), tuple(found))
-    asked, shifted = 0, 0
-    hidden, divided, steady, shown = True, True, False, batches
-    for neighbours in (_halves, _without_first, _without_largest):
-        if not replay.has_left(2):
-            break
-        for neighbor in neighbours(batches, seed, replay):
-            moved, what, neighbour = neighbor
-            other = replay.run(neighbour, seed, released=base, then=batches)
-            if other.error or same_numbers(first, other):
-                break
-        if other.error:
-            continue
-        if moved > 1 and (decided := _decides(first, other, what)):  # as many records
+class _Examination:
+    """One examination of what is used in addition to the release; see `examine_release`."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._replay, self._batches, self._seed = asked.replay, asked.batches, asked.seed
+        #: The step as it is, and the same followed by another step on the same batches.
+        self._base = asked.usual
+        self._first = asked.replay.followed(asked.batches, asked.seed)
+
+    def answer(self) -> Answer:
+        """Replay neighbors of the batch, and compare what each leaves."""
+        replay, batches, first = self._replay, self._batches, self._first
+        if first.error:
+            return Answer(reason=_NOT_AGAIN)
+        if decided := self._decided():
             return Answer(1, (decided,))
-        if not same_numbers(first, other):
-            shifted += 1
-            continue
-        if len(other.releases) != len(base.releases):
-            continue
-        asked += 1
-        differ = differing(first, other, base)
-        if differ and not steady:
-            for _ in range(3 if replay.steady.lacking else 1):
-                again = replay.run(batches, seed, released=base, then=batches)
-                if differing(first, again, base):
-                    return Answer(reason=_NOT_AGAIN)
-            steady = True
-        found += [
-            Finding(
-                f"{where}, {what}",
-                far,
-                0.0,
-                tensors=_tensors(first, other, where),
-                in_weights=where.startswith(_OF_WEIGHTS),
-            )
-            for where, far in differ.items()
-        ]
-        shown = neighbour if differ else shown
-        if differ and hidden:
-            hidden = _hidden(replay, first, other, differ, moved, draw)
-        numbers = [tuple(sum(map(rows, each)) for each in (batches, neighbour))]
-        if first.norms and other.norms:  # those of the last part that was clipped
-            numbers.append((len(first.norms[-1]), len(other.norms[-1])))
-        if any(mine != theirs for mine, theirs in numbers):
-            divided = divided and _divided(first, other, numbers)
-    if found and hidden:
-        return Answer(reason=Reason.NOISED_BESIDE)
-    if found and _is_overwritten(replay, (batches, shown), seed, base):
-        return Answer(reason=Reason.OVERWRITTEN)
-    if found and _is_own_memory(replay, batches, seed, base):
-        return Answer(reason=Reason.OWN_MEMORY)
-    why = SHIFTED if shifted else replay.why_none("neighbor of the batch")
-    alone = bool(asked) and not found and replay.has_left(2)
-    alone = alone and not differing(first, draw(1), base)
-    kind = "divisor" if found and divided else ""
-    return Answer(asked, tuple(found), "" if asked else why, alone=alone, kind=kind)
+        found, asked, shifted = list[Finding](), 0, 0
+        hidden, divided, steady, shown = True, True, False, batches
+        for neighbours in (_halves, _without_first, _without_largest):
+            if not replay.has_left(2):
+                break
+            for neighbor in neighbours(batches, self._seed, replay):
+                moved, what, neighbour = neighbor
+                other = self._run(neighbour)
+                if other.error or same_numbers(first, other):
+                    break
+            if other.error:
+                continue
+            if moved > 1 and (decided := _decides(first, other, what)):  # as many records
+                return Answer(1, (decided,))
+            if not same_numbers(first, other):
+                shifted += 1
+                continue
+            if len(other.releases) != len(self._base.releases):
+                continue
+            asked += 1
+            differ = differing(first, other)
+            if differ and not steady:
+                for _ in range(3 if replay.steady.lacking else 1):
+                    if differing(first, self._run(batches)):
+                        return Answer(reason=_NOT_AGAIN)
+                steady = True
+            found += [
+                Finding(
+                    f"{where}, {what}",
+                    far,
+                    0.0,
+                    tensors=_tensors(first, other, where),
+                    in_weights=where.startswith(_OF_WEIGHTS),
+                )
+                for where, far in differ.items()
+            ]
+            shown = neighbour if differ else shown
+            if differ and hidden:
+                hidden = self._hidden(other, differ, moved)
+            numbers = [tuple(sum(map(rows, each)) for each in (batches, neighbour))]
+            if first.norms and other.norms:  # those of the last part that was clipped
+                numbers.append((len(first.norms[-1]), len(other.norms[-1])))
+            if any(mine != theirs for mine, theirs in numbers):
+                divided = divided and _divided(first, other, numbers)
+        if found and hidden:
+            return Answer(reason=Reason.NOISED_BESIDE)
+        if found and self._is_overwritten(shown):
+            return Answer(reason=Reason.OVERWRITTEN)
+        if found and self._is_own_memory():
+            return Answer(reason=Reason.OWN_MEMORY)
+        why = SHIFTED if shifted else replay.why_none("neighbor of the batch")
+        alone = bool(asked) and not found and replay.has_left(2)
+        alone = alone and not differing(first, self._draw(1))
+        kind = "divisor" if found and divided else ""
+        return Answer(asked, tuple(found), "" if asked else why, alone=alone, kind=kind)
 
+    def _run(self, batches: Sequence[Any], **options: Any) -> Replay:
+        """Replay the step on other batches, given the release, and another step on its own."""
+        given = {"released": self._base, "then": self._batches, **options}
+        return self._replay.run(batches, self._seed, **given)
 
-def _is_own_memory(replay: StepReplay, batches: Sequence[Any], seed: int, base: Replay) -> bool:
-    """Return whether what a record leaves changes its own gradient in a second step, and no other.
+    def _draw(self, number: int, places: Sequence[str] = _NOISE) -> Replay:
+        """Replay the step with other random numbers in some phases."""
+        others = dict.fromkeys(places, self._seed + number * _OTHER_NOISE)
+        return self._run(self._batches, others=others)
 
-    The first step lacks the first record; the second step has all records.
-    """
-    count = rows(batches[0])
-    if len(batches) > 1 or count < _SEVERAL:
+    def _is_own_memory(self) -> bool:
+        """Return whether what a record leaves changes its own gradient in a second step alone.
+
+        The first step lacks the first record; the second step has all records.
+        """
+        batches, count = self._batches, rows(self._batches[0])
+        if len(batches) > 1 or count < _SEVERAL:
+            return False
+        self._replay.allow(4)
+        _, _, neighbour = next(_without_first(batches, self._seed, self._replay))
+        one, other = (self._run(each, keep=_COLUMNS) for each in (batches, neighbour))
+        if one.error or other.error or "parameters" in differing(one, other):
+            return False
+        pair = [torch.cat(each.later_rows) for each in (one, other) if each.later_rows]
+        if len(pair) < 2 or pair[0].shape != pair[1].shape or len(pair[0]) != count:
+            return False
+        moved = (pair[0] - pair[1]).norm(dim=1) > _SAME_ROW * pair[0].norm(dim=1).max()
+        return bool(moved[0]) and int(moved.sum()) == 1
+
+    def _is_overwritten(self, shown: Sequence[Any]) -> bool:
+        """Return whether only the optimizer's settings hold a record, and the next step's do not.
+
+        Args:
+            shown: batches with which the state after the step is another one.
+        """
+        self._replay.allow(4)
+        one, other = (self._run(each, look=True) for each in (self._batches, shown))
+        if one.error or other.error or len(one.later) != len(other.later):
+            return False
+        kept = all(map(_is_setting, _changed(one.after, other.after)))
+        same = distance_of(one.later, other.later) <= _ROUNDING
+        return kept and same and not _changed(one.later_settings, other.later_settings)
+
+    def _decided(self) -> Finding | None:
+        """Return a finding if records decide whether a step is taken, or its noise multiplier.
+
+        The step is replayed on as many other records, from the same state and under the same random
+        numbers. If a decision differs, records decided it: exchanging the records one by one, it
+        changes between two batches that differ in one record.
+        """
+        more = 0 if self._replay.limited else _PAIRS
+        for name, others in _of_other_records(self._batches, self._base, self._seed, more):
+            if not self._replay.has_left(2):
+                break
+            other = self._run(others)
+            if not other.error and (decided := _decides(self._first, other, name)):
+                return decided
+        return None
+
+    def _hidden(self, other: Replay, differ: Iterable[str], moved: int) -> bool:
+        """Return whether additional noise hides the record in every difference, as the release's.
+
+        Args:
+            other: the replay without the record.
+            differ: kinds of values that differ from those of the replay with it.
+            moved: change by one record that a release may show, in units of the clipping norm.
+        """
+        one = self._first
+        self._replay.allow(2 * (2 * _DRAWS + 1))
+        # Draws before clipping may belong to the records, such as for augmentation.
+        same = one.norms and all(map(torch.equal, one.norms, self._draw(1, _BEFORE).norms))
+        for places in (_NOISE, (*_BEFORE, *_NOISE)):
+            draws = [one, *(self._draw(number, places) for number in range(1, 1 + _DRAWS))]
+            if _hides(draws, other, differ, moved, self._replay):
+                return True
+            # Clipping by hand does not show when it begins: all draws may come before it.
+            if not same and (one.norms or differing(one, draws[1])):
+                return False
         return False
-    replay.allow(4)
-    _, _, neighbour = next(_without_first(batches, seed, replay))
-    one, other = (
-        replay.run(each, seed, released=base, then=batches, keep=_COLUMNS)
-        for each in (batches, neighbour)
-    )
-    if one.error or other.error or "parameters" in differing(one, other, base):
-        return False
-    pair = [torch.cat(each.later_rows) for each in (one, other) if each.later_rows]
-    if len(pair) < 2 or pair[0].shape != pair[1].shape or len(pair[0]) != count:
-        return False
-    moved = (pair[0] - pair[1]).norm(dim=1) > _SAME_ROW * pair[0].norm(dim=1).max()
-    return bool(moved[0]) and int(moved.sum()) == 1
-
-
-def _is_overwritten(
-    replay: StepReplay, pair: tuple[Sequence[Any], Sequence[Any]], seed: int, base: Replay
-) -> bool:
-    """Return whether only the optimizer's settings hold a record, and the next step's none does.
-
-    Args:
-        replay: of the step.
-        pair: the batches, and those with which the state after the step is another one.
-        seed: of the replays.
-        base: the replay whose release all have.
-    """
-    replay.allow(4)
-    one, other = (replay.run(each, seed, released=base, then=pair[0], look=True) for each in pair)
-    if one.error or other.error or len(one.later) != len(other.later):
-        return False
-    kept = all(map(_is_setting, _changed(one.after, other.after)))
-    same = distance_of(one.later, other.later) <= _ROUNDING
-    return kept and same and not _changed(one.later_settings, other.later_settings)
 
 
 def _divided(one: Replay, other: Replay, numbers: Iterable[tuple[int, ...]]) -> bool:
@@ -191,32 +230,6 @@ def _divided(one: Replay, other: Replay, numbers: Iterable[tuple[int, ...]]) -> 
     alike = float((changed - ratio * used).norm()) <= _OF_SIZE * math.sqrt(square)
     quotients = [mine / theirs for mine, theirs in numbers if 0 < theirs != mine]
     return alike and any(abs(ratio - q) <= _OF_RATIO * abs(q - 1.0) for q in quotients)
-
-
-def _decided(
-    replay: StepReplay, batches: Sequence[Any], seed: int, base: Replay, first: Replay
-) -> list[Finding]:
-    """Return findings if records decide whether a step is taken, or its noise multiplier.
-
-    The step is replayed on as many other records, from the same state and under the same random
-    numbers. If a decision differs, records decided it: exchanging the records one by one, it
-    changes between two batches that differ in one record.
-
-    Args:
-        replay: of the step.
-        batches: the physical batches of one logical step.
-        seed: of the replays.
-        base: the step as it is.
-        first: the same, followed by another step on the same batches.
-    """
-    more = 0 if replay.limited else _PAIRS
-    for name, other_batches in _of_other_records(batches, base, seed, more):
-        if not replay.has_left(2):
-            break
-        other = replay.run(other_batches, seed, released=base, then=batches)
-        if not other.error and (decided := _decides(first, other, name)):
-            return [decided]
-    return []
 
 
 def _decides(first: Replay, other: Replay, name: str) -> Finding | None:
@@ -245,23 +258,17 @@ def _of_other_records(
         seed: of the choice.
         more: number of further random pairs.
     """
-    sizes = [rows(batch) for batch in batches]
-    norms = torch.cat(base.norms) if base.norms else torch.zeros(0)
+    sizes, norms = list(map(rows, batches)), base.all_norms
     known = len(norms) == sum(sizes)
     parts = torch.split(norms, sizes) if known else [torch.arange(float(size)) for size in sizes]
-    orders = [part.argsort() for part in parts]
+    orders = [part.argsort().tolist() for part in parts]
     of = "of the {} gradients" if known else "that come {}"
     for which, name in (
         (slice(None, 2), of.format("smallest" if known else "first")),
         (slice(-2, None), of.format("largest" if known else "last")),
     ):
-        yield (
-            f"with two records {name} instead of all",
-            [
-                taken(batch, order[which].repeat(size)[:size].tolist())
-                for batch, order, size in zip(batches, orders, sizes, strict=True)
-            ],
-        )
+        pairs = [order[which] for order in orders]
+        yield f"with two records {name} instead of all", _in_turn(batches, pairs)
     if more:  # else half of the batch is replaced by them, see `_halves`
         yield (
             "with records within the range of the data instead of all",
@@ -270,43 +277,15 @@ def _of_other_records(
     rng = random.Random(seed)
     for _ in range(more):
         pairs = [rng.choices(range(size), k=2) for size in sizes]
-        orders_of_pairs = [(pair * size)[:size] for pair, size in zip(pairs, sizes, strict=True)]
-        yield (
-            "with two records at random instead of all",
-            [taken(batch, order) for batch, order in zip(batches, orders_of_pairs, strict=True)],
-        )
+        yield "with two records at random instead of all", _in_turn(batches, pairs)
 
 
-def _hidden(
-    replay: StepReplay,
-    one: Replay,
-    other: Replay,
-    differ: Iterable[str],
-    moved: int,
-    draw: Callable[..., Replay],
-) -> bool:
-    """Return whether additional noise hides the record in every difference, as the release's would.
-
-    Args:
-        replay: of the step.
-        one: the replay with the record.
-        other: the replay without the record.
-        differ: kinds of values that differ between them.
-        moved: change by one record that a release may show, in units of the clipping norm.
-        draw: replays the step with the release of ``one`` and other noise, given a number and the
-            phases whose random numbers change.
-    """
-    replay.allow(2 * (2 * _DRAWS + 1))
-    # Draws before clipping may belong to the records, such as for augmentation.
-    same = one.norms and all(map(torch.equal, one.norms, draw(1, _BEFORE).norms))
-    for places in (_NOISE, (*_BEFORE, *_NOISE)):
-        draws = [one, *(draw(number, places) for number in range(1, 1 + _DRAWS))]
-        if _hides(draws, other, differ, moved, replay):
-            return True
-        # Clipping by hand does not show when it begins: all draws may come before it.
-        if not same and (one.norms or differing(one, draws[1], one)):
-            return False
-    return False
+def _in_turn(batches: Sequence[Any], pairs: Sequence[list[int]]) -> list[Any]:
+    """Return batches of the same sizes, each of two of its records in turn."""
+    return [
+        taken(batch, (pair * rows(batch))[: rows(batch)])
+        for batch, pair in zip(batches, pairs, strict=True)
+    ]
 
 
 def _hides(
@@ -319,7 +298,7 @@ def _hides(
         mine, theirs, *more = [_values(each, kind) for each in (draws[0], other, *draws)]
         if len({len(values) for values in (mine, theirs, *more)}) > 1:
             return False
-        allowed, sigma = _PROCESSED * moved, replay.noise_multiplier
+        allowed, sigma = _PROCESSED * moved, replay.claim.noise_multiplier
         if not hidden_by_noise(mine - theirs, more, sigma, allowed, replay.next_level()):
             return False
     return True
@@ -334,13 +313,12 @@ def _values(replay: Replay, kind: str) -> torch.Tensor:
     return torch.cat([value.cpu().double() for value in values])
 
 
-def differing(one: Replay, other: Replay, base: Replay) -> dict[str, float]:
+def differing(one: Replay, other: Replay) -> dict[str, float]:
     """Return the kinds of values that differ between two replays of one release.
 
     Args:
         one: a replay.
         other: the same, without a record.
-        base: the replay whose release both had.
 
     Returns:
         By kind, the difference relative to the value's norm; for the next step's gradient, its
@@ -439,7 +417,7 @@ def _without_largest(batches: Sequence[Any], seed: int, replay: StepReplay) -> I
 def _without_first(batches: Sequence[Any], seed: int, replay: StepReplay) -> Iterator[_Neighbour]:
     """Leave out the first record, unless batches have one size; then replace it."""
     count = rows(_last(batches))
-    if not replay.fixed_size:
+    if not replay.claim.fixed_size:
         left = range(1, count)
         yield 1, "without the first record", _with(batches, lambda batch: taken(batch, left))
     order = [count // 2, *range(1, count)]

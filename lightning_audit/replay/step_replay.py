@@ -30,11 +30,11 @@ from lightning_audit.checks.replay_findings import Reason
 from lightning_audit.dpsgd.adapters import divisor_at_cut, watch_cut
 from lightning_audit.dpsgd.hand_over import diverted
 from lightning_audit.dpsgd.opacus import private_optimizer
-from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import raised_in_audit
 from lightning_audit.hooks.step_hooks import ClosureHooks, MethodHook, is_torchs
 from lightning_audit.replay.device import Room, SteadyKernels, clock, no_room
 from lightning_audit.replay.fork import ReachesOut
+from lightning_audit.replay.order import Order
 from lightning_audit.replay.releases import Release
 from lightning_audit.replay.rows import Rows
 from lightning_audit.replay.taken_step import copied
@@ -120,6 +120,16 @@ class Replay:
     def finite(self) -> torch.Tensor | None:
         """``release``; None if it is not finite, and after an error."""
         return self.release if self.is_finite else None
+
+    @property
+    def all_norms(self) -> torch.Tensor:
+        """``norms`` of all parts in one tensor; empty if none are formed."""
+        return torch.cat(self.norms or [torch.zeros(0)])
+
+    @property
+    def all_gradients(self) -> torch.Tensor:
+        """``gradients`` of all parts in one tensor, ``[n, columns]``."""
+        return torch.cat(self.gradients)
 
     @property
     def drawn(self) -> int | None:
@@ -218,7 +228,8 @@ class RandomPlaces:
     ) -> None:
         self._state, self._seed, self._found, self._others = state, seed, found, others or {}
         self._passed = Counter[str]()
-        self._second = False
+        #: Whether the second step has begun.
+        self.second = False
 
     def begin(self) -> None:
         """Begin the first step."""
@@ -227,7 +238,7 @@ class RandomPlaces:
 
     def begin_second(self) -> None:
         """Begin the second step; its random numbers do not depend on the first one's draws."""
-        self._second = True
+        self.second = True
         self._seed += _SECOND_STEP
         self._passed.clear()
         self._state.seed(self._seed)
@@ -242,9 +253,9 @@ class RandomPlaces:
         self._passed[place] += 1
         if once and self._passed[place] > 1:
             return
-        if not self._second:
+        if not self.second:
             self._found.marks.append((place, self._state.mark()))
-        seed = self._seed if self._second else self._others.get(place, self._seed)
+        seed = self._seed if self.second else self._others.get(place, self._seed)
         self._state.seed(seed + self._passed[place] * _APART[place])
 
 
@@ -259,65 +270,187 @@ def same_numbers(one: Replay, other: Replay) -> bool:
     return one.marks[:shorter] == other.marks[:shorter]
 
 
-# --- The interface of `lightning_audit.per_sample`, `rows` and `released` in a replay.
+# --- A replay while it runs, and what the step shows of itself.
 
 Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
 
+#: Opacus' adaptive clipping: the noisy number of unclipped gradients, and the number of all.
+_COUNTS = ("unclipped_num", "sample_size")
+#: Rows of a batch, over those that are expected, that are no views of fewer records.
+_AS_EXPECTED = 1.5
 
-class HandWrittenReplay:
-    """Source of the per-sample gradients, and reader of the release, in a replay."""
+
+class _Running:
+    """A replay while it runs: reads what the step shows, and puts in what is given instead.
+
+    To a step written by hand it is the source of `lightning_audit.per_sample`, `rows` and
+    `released`.
+
+    Args:
+        replay: of the step.
+        found: what was read.
+        places: the replay's random numbers.
+        records: number of records of its batches.
+        rows: per-sample gradients that replace those of the last batch; None to keep these.
+        released: a replay whose releases replace this one's after the cut.
+        keep: number of columns in which the per-sample gradients are kept; 0 for none.
+    """
 
     def __init__(
         self,
-        step: DPSGDStep,
+        replay: StepReplay,
         found: Replay,
+        places: RandomPlaces,
+        records: int,
         rows: Rows | None,
-        claim: StepClaim,
-        clips: Callable[[], None],
-        reads: Callable[..., None],
-        *,
+        released: Replay | None,
         keep: int,
-        fitting: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
-        self._step, self._found, self._rows = step, found, rows
-        self._fitting = fitting
-        self._claim, self._clips, self._reads = claim, clips, reads
-        self._keep = keep
-        #: Whether the release of the present step was shown, and the optimizer's open calls of it.
-        self.shown, self.depth = False, 0
+        self._replay, self._step, self._claim = replay, replay.order.step, replay.claim
+        self._private: Any = replay.private
+        self._found, self._places, self._records = found, places, records
+        self._rows, self._released, self._keep = rows, released, keep
+        #: Why it does not fit into memory, or empty.
+        self.full = ""
+        # Whether the release of the present step was shown, and the optimizer's open calls of it.
+        self._shown, self._depth = False, 0
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Context in which the step shows its gradients and its release."""
+        module, private = self._replay.order.user.module, self._private
+        for part in module.modules():
+            if isinstance(part, _DropoutNd):
+                part.training = False  # a record that moves would get another mask
+        with contextlib.ExitStack() as stack:
+            if private is not None:
+                hooks: list[Any] = [
+                    MethodHook(private, "pre_step", before=self._before_clipping),
+                    MethodHook(private, "add_noise", before=self._before_noise),
+                    watch_cut(private, self._noise_is_in),
+                ]
+            else:
+                stack.enter_context(diverted(module, self))
+                calls = self._enters, lambda _: self._update_begins(), self._leaves
+                hooks = [ClosureHooks(self._step.inner, *calls)]
+            for hook in hooks:
+                stack.callback(hook.remove)
+            yield
+
+    @contextlib.contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Context of the audit's code in a replay: if memory is full, the replay is void."""
+        try:
+            yield
+        except Exception as error:
+            if not (full := no_room(error)):
+                raise
+            self.full = full
+
+    def _clips(self) -> None:
+        """Note that clipping begins."""
+        self._found.parts += not self._places.second
+        # A hand-written step may clip records one by one.
+        self._places.passes("clipping", once=self._private is None)
+
+    def _count(self, grads: Sequence[torch.Tensor]) -> None:
+        """Count, and keep on request, per-sample gradients that are about to be clipped."""
+        if not self._places.second:
+            count_rows(self._found, grads, self._claim.max_grad_norm, self._keep)
+        elif self._keep:
+            self._found.later_rows.append(folded(grads, self._keep))
+
+    def _reads(
+        self, grads: Sequence[torch.Tensor | None], unit: float, *, again: bool = False
+    ) -> None:
+        """Read a release, or write the given one; ``again`` if what was read before is none."""
+        with self.fitting():
+            found, later = self._found, self._places.second
+            seen = found.later if later else found.releases
+            if again and seen:
+                seen.pop()
+            seen.append(Release.of(grads, self._step.params, unit))
+            self._places.passes("cut")
+            if later or self._released is None or len(seen) > len(self._released.releases):
+                return
+            given = self._released.releases[len(seen) - 1]
+            given.write(grads, self._replay.sizes, unit)
+            seen[-1] = seen[-1].like(given)
+            for name, value in self._released.counts.items():
+                setattr(self._private, name, value)
+
+    # ------------------------------------------------------------------ of Opacus
+
+    def _before_clipping(self) -> None:
+        with self.fitting():
+            held = [getattr(p, "grad_sample", None) for p in self._step.params]
+            last = [h[-1] if isinstance(h, list) and h else h for h in held]
+            tensors = [h for h in last if isinstance(h, torch.Tensor)]
+            if len(tensors) == len(held) and self._places.second:
+                self._count(tensors)
+            elif len(tensors) == len(held):
+                self._replay.forms_rows, rows = True, self._rows
+                self._count(self._of_records(tensors))
+                if rows is not None and not self._private._check_skip_next_step(pop_next=False):
+                    self._replay.hand_over(rows)
+            self._clips()
+
+    def _of_records(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the gradient of each record, the mean over its views."""
+        views, count = self._claim.views, len(tensors[0])
+        # Records that are collated as several views each make more rows than expected.
+        few = self._replay.records < _AS_EXPECTED * self._claim.scale
+        self._found.share = views > 1 and few and count == self._records
+        if views == 1 or self._found.share or count % views:
+            return tensors
+        return [t.view(-1, views, *t.shape[1:]).mean(1) for t in tensors]
+
+    def _before_noise(self) -> None:
+        self._found.stated = float(self._private.max_grad_norm) / self._claim.max_grad_norm
+        self._found.noise.append(float(self._private.noise_multiplier))
+        self._places.passes("noise")
+
+    def _noise_is_in(self) -> None:
+        private, params = self._private, self._step.params
+        divisor = divisor_at_cut(private, params, self._claim)
+        if not self._found.counts:
+            self._found.counts = {n: getattr(private, n) for n in _COUNTS if hasattr(private, n)}
+        self._reads([p.grad for p in params], self._claim.max_grad_norm / divisor)
+
+    # ------------------------------------------------------------------ of a step by hand
+
+    @property
+    def _unit(self) -> float:
+        return self._claim.max_grad_norm / self._claim.scale
 
     def per_sample(
         self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module
     ) -> Gradients:
         """Count the gradients, and return them or replacements."""
         new = grads
-        with self._fitting():
-            new = self._replaced(grads, module, root)
+        with self.fitting():
+            tensors = list(grads.values())
+            self._count(tensors)
+            self._clips()
+            # The gradients of a second step are not replaced.
+            if self._rows is not None and not self._places.second:
+                # A batch may be split over several calls, each with its share of the rows.
+                end = self._found.rows
+                rows = self._rows.taken(slice(end - len(tensors[0]), end))
+                new = self._replaced(grads, rows, self._places_of(grads, module, root))
         return new
 
-    def _replaced(
-        self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module
-    ) -> Gradients:
-        # The gradients of a second step are not replaced.
-        later = bool(self._found.after)
-        tensors = list(grads.values())
-        if not later:
-            count_rows(self._found, tensors, self._claim.max_grad_norm, self._keep)
-        elif self._keep:
-            self._found.later_rows.append(folded(tensors, self._keep))
-        self._clips()
-        if self._rows is None or later:
-            return grads
-        places: Any = self._step.places(list(grads), module, root)  # type: ignore[attr-defined]
+    def _replaced(self, grads: Gradients, rows: Rows, places: Mapping[str, int]) -> Gradients:
         new = type(grads)()
-        # A batch may be split over several calls, each with its share of the rows.
-        end = self._found.rows
-        rows = self._rows.taken(slice(end - len(tensors[0]), end))
-        begins = [0, *itertools.accumulate(p.numel() for p in self._step.params)]
+        begins = [0, *itertools.accumulate(self._replay.sizes)]
         for name, grad in grads.items():
             like = grad[0] if len(grad) else grad.new_empty(grad.shape[1:])
             new[name] = rows.part(begins[places[name]], like, self._claim.max_grad_norm)
         return new
+
+    def _places_of(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> Any:
+        """Return the number of each gradient's tensor among those of the step; None for others."""
+        return self._step.places(list(grads), module, root)  # type: ignore[attr-defined]
 
     def rows(self, module: torch.nn.Module, root: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
         """Return no canaries, and record that clipping begins, in a loop over samples."""
@@ -326,26 +459,35 @@ class HandWrittenReplay:
 
     def released(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
         """Read the release."""
-        places: Any = self._step.places(list(grads), module, root)  # type: ignore[attr-defined]
         tensors: list[torch.Tensor | None] = [None] * len(self._step.params)
-        for name, place in places.items():
+        for name, place in self._places_of(grads, module, root).items():
             if place is not None:
                 tensors[place] = grads[name]
-        self.shown = self._found.shown = self._found.sure = True
+        self._shown = self._found.shown = self._found.sure = True
         # What the step's hook read before is no release where the optimizer's own step shows one.
-        self._reads(tensors, self._claim.max_grad_norm / self._claim.scale, again=self.depth > 0)
+        self._reads(tensors, self._unit, again=self._depth > 0)
+
+    def _enters(self) -> int:
+        self._depth += 1
+        return self._depth
+
+    def _update_begins(self) -> None:
+        """Read the release when the update begins, unless the code showed it."""
+        nested = self._depth > 1
+        self._found.sure = self._shown or nested or is_torchs(self._step.inner.step)
+        if not self._shown:
+            # A class that clips in its own step and then calls torch's runs this hook twice.
+            self._reads([p.grad for p in self._step.params], self._unit, again=nested)
+
+    def _leaves(self) -> None:
+        self._depth -= 1
+        self._shown = self._shown and self._depth > 0
 
 
 # --- Run the user's whole step on given batches and random numbers, and read its release.
 
-#: Opacus' adaptive clipping: the noisy number of unclipped gradients, and the number of all.
-_COUNTS = ("unclipped_num", "sample_size")
-
-
 #: Step times that limited replays may take, and seconds in which they are not counted.
 _STEP_TIMES, _SOON = 80.0, 2.0
-#: Rows of a batch, over those that are expected, that are no views of fewer records.
-_AS_EXPECTED = 1.5
 #: Releases that are multiples of another: least number, distance of the cosine from one at most,
 #: and of the factor at least.
 _MULTIPLES, _LINE, _CHANGED = 4, 1e-6, 0.01
@@ -355,40 +497,20 @@ class StepReplay:
     """Replays of the step of one private optimizer.
 
     Args:
-        take_step: runs the user's step on batches, as the training does.
-        module: the user's module.
-        step: the adapter of the private optimizer.
-        claim: of a step, read before any replay: faulty code may change it.
+        order: the step that was taken, and how it is run again.
         state: of the training, which is restored after each replay.
-        skips: for each physical batch, whether Opacus' batch memory manager skipped the optimizer's
-            step after it; empty if the step's own code decides that.
-        budget: largest number of replayed steps, whose time is limited then; None for no limit.
         beat: called after each replay.
-        starts_before: whether the state is that before the step was taken.
-        forked: whether this process is a fork, in which the user's code may write.
-        level: probability that noise as claimed counts as too little to hide a record, in all.
-        taken_seconds: of the step in the training, by `clock`.
     """
 
     def __init__(
-        self,
-        take_step: Callable[[Sequence[Any]], None],
-        module: torch.nn.Module,
-        step: DPSGDStep,
-        claim: StepClaim,
-        state: TrainingState,
-        skips: Sequence[bool] = (),
-        budget: int | None = None,
-        beat: Callable[[], None] = lambda: None,
-        *,
-        starts_before: bool = False,
-        forked: bool = False,
-        level: float = 1e-4,
-        taken_seconds: float = math.inf,
+        self, order: Order, state: TrainingState, beat: Callable[[], None] = lambda: None
     ) -> None:
-        self.starts_before, self.forked = starts_before, forked
-        self._level, self._decisions = level, 0
-        self._budget, self._beat = budget, beat
+        step = order.step
+        #: What is examined; and whether in a fork, in which the user's code may write.
+        self.order, self.forked = order, order.forked
+        # Half for replays from the state before the step, half for those from the one after it.
+        self._level, self._decisions = 0.5 * order.level, 0
+        self._budget, self._beat = order.budget, beat
         # The last state after a step, and the gradient of its update, which most replays share.
         self._after: dict[str, torch.Tensor] = {}
         self._used: Release | None = None
@@ -396,29 +518,29 @@ class StepReplay:
         self._kept = dict[tuple[int, ...], tuple[list[Any], Replay]]()
         # First seed, with its releases and norm; releases that are other multiples of it, or none.
         self._lines, self._multiples, self._others = dict[int, tuple[list[Release], float]](), 0, 0
-        # Whether the step formed per-sample gradients of all tensors.
+        #: Whether the step formed per-sample gradients of all tensors.
         held = [getattr(p, "grad_sample", None) for p in step.params]
-        self._forms_rows = all(isinstance(each, torch.Tensor | list) for each in held)
+        self.forms_rows = all(isinstance(each, torch.Tensor | list) for each in held)
         #: Number of replayed steps, and the seconds of the fastest one on all the step's records.
         self.steps, self.step_seconds = 0, math.inf
         # Seconds of the step in the training, and the least of a replay per gradient.
-        self._taken_seconds, self._per_row = taken_seconds or math.inf, 0.0
-        self._began, self._records, self._replayed = clock(), 0, 0
+        self._taken_seconds, self._per_row = order.taken.work or math.inf, 0.0
+        self._began = clock()
+        #: Number of records of the whole batch, which comes first.
+        self.records = 0
         # Number of steps up to which a finding is confirmed, however long that takes.
         self._confirms = 0
         #: Makes the step's bits repeatable; says what cannot be made so.
         self.steady = SteadyKernels()
-        # Why the present replay does not fit into memory, or empty.
-        self._full = ""
-        #: For each call of the optimizer's step, whether it is skipped; empty if none is.
-        self.skips = list(skips) if any(skips) else []
-        self._take_step, self._module = take_step, module
-        self._step, self._claim = step, claim
+        #: For each physical batch, whether Opacus' batch memory manager skips the optimizer's step
+        #: after it; empty if none is skipped, or if the step's own code decides that.
+        self.skips = order.taken.skips if any(order.taken.skips) else []
         #: Restored after each replay.
         self.state = state
-        self._private = private_optimizer(step.optimizer)
+        #: Opacus' optimizer; None for others.
+        self.private = private_optimizer(step.optimizer)
         #: Whether the number of replayed steps is limited.
-        self.limited = budget is not None
+        self.limited = order.budget is not None
         #: Types of the trained tensors, type of crafted gradients, and entries of each tensor.
         self.dtypes = [p.dtype for p in step.params]
         self.dtype = torch.float64 if torch.float64 in self.dtypes else torch.float32
@@ -426,11 +548,8 @@ class StepReplay:
         self.device = step.params[0].device
         self._room = Room(self.device)
         self.sizes = [p.numel() for p in step.params]
-        #: The trained tensors, and the claimed noise over the clipping norm.
-        self.layout, self.noise_multiplier = step.layout, claim.noise_multiplier
-        self.clipping_norm, self.views = claim.max_grad_norm, claim.views
-        #: Whether neighbors have the same number of records; see `StepClaim`.
-        self.fixed_size = claim.fixed_size
+        #: What is claimed of the step.
+        self.claim = order.claim
 
     def usual(self, batches: Sequence[Any], seed: int) -> Replay:
         """Return the replay of the step as it is, with the state after it; cached."""
@@ -493,12 +612,15 @@ class StepReplay:
         if self.stopped or not self.has_left(1 + bool(then), count):
             raise Stopped(self.stopped or Reason.NONE_LEFT)
         self.steps += 1 + bool(then)
-        found, self._later, self._keep = Replay(shown=self.clips_by_opacus), False, keep
+        found = Replay(shown=self.clips_by_opacus)
         places = RandomPlaces(self.state, seed, found, others)
+        # Rows that clipping gets alone are there before it.
+        given = None if alone else rows
+        running = _Running(self, found, places, _records(batches), given, released, keep)
+        module, step = self.order.user.module, self.order.step
         try:
             with (
-                # Rows that clipping gets alone are there before it.
-                self._watched(found, places, None if alone else rows, released),
+                running.watching(),
                 self.state.entropy,
                 self.state.counting(),
                 contextlib.nullcontext() if self.forked else self.steady(),
@@ -507,35 +629,34 @@ class StepReplay:
                 self.take_first(batches, rows, alone=alone)
                 if then or look:
                     found.after = left_behind(
-                        *(self._module, self._step.optimizer), saves=self.forked, like=self._after
+                        module, step.optimizer, saves=self.forked, like=self._after
                     )
-                    params = self._step.params
-                    found.used = Release.of([p.grad for p in params], params, 1.0).like(self._used)
+                    grads = [p.grad for p in step.params]
+                    found.used = Release.of(grads, step.params, 1.0).like(self._used)
                     self._after, self._used = found.after, found.used
                 if then:
-                    self._later = True
                     places.begin_second()
                     self._announce(len(then))
                     self._take(then)
-                    settings = settings_of(self._step.optimizer, "in the next step")
-                    left = left_behind(self._module, self._step.optimizer) if look else {}
+                    settings = settings_of(step.optimizer, "in the next step")
+                    left = left_behind(module, step.optimizer) if look else {}
                     found.later_settings = {**left, **settings}
         except Exception as error:
-            self._full = self._full or no_room(error)
-            if not self._full and raised_in_audit(error) and not isinstance(error, ReachesOut):
+            running.full = running.full or no_room(error)
+            if not running.full and raised_in_audit(error) and not isinstance(error, ReachesOut):
                 raise
             found.fail(error)
         finally:
             for restore in (self.state.shared.leave, self.state.put_back):
-                with self._fitting():  # what was freed since may be enough
+                with running.fitting():  # what was freed since may be enough
                     restore()
                     continue
                 restore()
-        if self._full:  # no fault of the step
-            full, self._full, self._records = self._full, "", 0
+        if running.full:  # no fault of the step
+            self.records = 0
             self._kept.clear()
             self._lines.clear()
-            raise Stopped(full)
+            raise Stopped(running.full)
         if rows is None:  # crafted gradients have other directions
             self._compare(found, seed)
         self._beat()
@@ -563,32 +684,21 @@ class StepReplay:
         self._others += abs(along) < (1.0 - _LINE) * size * before
         self._multiples += abs(size / before - 1.0) > _CHANGED
 
-    @contextlib.contextmanager
-    def _fitting(self) -> Iterator[None]:
-        """Context of the audit's code in a replay: if memory is full, the replay is void."""
-        try:
-            yield
-        except Exception as error:
-            if not (full := no_room(error)):
-                raise
-            self._full = full
-
     def take_first(self, batches: Sequence[Any], rows: Rows | None, *, alone: bool) -> None:
         """Run the step on its batches, or only clip ``rows`` and add noise."""
         begun, records = clock(), _records(batches)
-        self._replayed = records
-        self._records = self._records or records  # the whole batch comes first
+        self.records = self.records or records
         self._announce(len(batches))
         if alone and rows is not None:
             self._clip(rows)
             return
         self._take(batches)
-        if rows is None and records >= self._records:
+        if rows is None and records >= self.records:
             self.step_seconds = min(self.step_seconds, clock() - begun)
 
     def _take(self, batches: Sequence[Any]) -> None:
         """Run the step, which changes no context variable of the training."""
-        contextvars.copy_context().run(self._take_step, [copied(batch) for batch in batches])
+        contextvars.copy_context().run(self.order.user.take, [copied(batch) for batch in batches])
 
     def next_level(self) -> float:
         """Return the level of the next decision whether noise hides a record."""
@@ -635,10 +745,24 @@ class StepReplay:
         """Return why nothing was replayed."""
         return f"no {what} could be replayed" if self.has_left(2) else Reason.NONE_LEFT
 
+    def why_no_rows(self, usual: Replay, count: int) -> str:
+        """Return why the gradients cannot be replaced, or empty.
+
+        Args:
+            usual: replay of the step as it is.
+            count: number of records of the batch.
+        """
+        if not usual.rows:  # a loop over samples calls `rows`, which counts as a part
+            by_parts = self.clips_by_opacus or usual.parts
+            return Reason.NO_ROWS if by_parts else Reason.NOT_CALLED
+        if usual.rows != count:
+            return Reason.OTHER_ROWS
+        return Reason.IN_PARTS if usual.parts > 1 and self.clips_by_opacus else ""
+
     def fits(self, records: int) -> bool:
         """Return whether per-sample gradients of a number of records fit into memory."""
-        params = self._step.params
-        size = sum(p.numel() * p.element_size() for p in params if self._step.norms is None)
+        step = self.order.step
+        size = sum(p.numel() * p.element_size() for p in step.params if step.norms is None)
         return records * size <= self._room.bytes()
 
     @property
@@ -654,159 +778,36 @@ class StepReplay:
     @property
     def adapts(self) -> bool:
         """Whether the clipping norm adapts within the step's backward pass."""
-        return hasattr(self._step.optimizer, "_adjusted_noise_multiplier")
+        return hasattr(self.order.step.optimizer, "_adjusted_noise_multiplier")
 
     @property
     def clips_by_opacus(self) -> bool:
         """Whether an Opacus optimizer clips."""
-        return self._private is not None
+        return self.private is not None
 
     @property
     def clips_alone(self) -> bool:
         """Whether the optimizer can clip and add noise without a forward and backward pass."""
-        return self._private is not None and self._forms_rows
+        return self.clips_by_opacus and self.forms_rows
 
     def _clip(self, rows: Rows) -> None:
         """Run the private optimizer's clipping and noise on crafted per-sample gradients."""
-        private: Any = self._private
+        private: Any = self.private
         private.zero_grad()
-        self._hand_over(rows)
+        self.hand_over(rows)
         private.pre_step()
 
-    def _hand_over(self, rows: Rows) -> None:
-        begin, norm, views = 0, self._claim.max_grad_norm, self._claim.views
-        for p in self._step.params:
+    def hand_over(self, rows: Rows) -> None:
+        """Give Opacus per-sample gradients, in units of the clipping norm."""
+        begin, norm, views = 0, self.claim.max_grad_norm, self.claim.views
+        for p in self.order.step.params:
             p.grad_sample = rows.part(begin, p, norm, views)  # type: ignore[attr-defined]
             begin += p.numel()
 
     def _announce(self, batches: int) -> None:
         """Queue for Opacus which of the coming physical batches skip the optimizer's step."""
         if self.skips and batches:
-            self._private._step_skip_queue[:0] = self.skips[-batches:]  # type: ignore[union-attr]
-
-    # ------------------------------------------------------------------ hooks
-
-    @contextlib.contextmanager
-    def _watched(
-        self,
-        found: Replay,
-        places: RandomPlaces,
-        rows: Rows | None,
-        released: Replay | None,
-    ) -> Iterator[None]:
-        for part in self._module.modules():
-            if isinstance(part, _DropoutNd):
-                part.training = False  # a record that moves would get another mask
-
-        def clips() -> None:
-            found.parts += not self._later
-            # A hand-written step may clip records one by one.
-            places.passes("clipping", once=self._private is None)
-
-        @self._fitting()
-        def reads(
-            grads: Sequence[torch.Tensor | None], unit: float, *, again: bool = False
-        ) -> None:
-            seen = found.later if self._later else found.releases
-            if again and seen:
-                seen.pop()
-            seen.append(Release.of(grads, self._step.params, unit))
-            places.passes("cut")
-            if self._later:
-                return
-            number = len(seen)
-            if released is not None and number <= len(released.releases):
-                given = released.releases[number - 1]
-                given.write(grads, self.sizes, unit)
-                seen[-1] = seen[-1].like(given)
-                for name, value in released.counts.items():
-                    setattr(self._private, name, value)
-
-        with contextlib.ExitStack() as stack:
-            if self._private is not None:
-                hooks = self._opacus_hooks(found, places, rows, clips, reads)
-            else:
-                source = HandWrittenReplay(
-                    *(self._step, found, rows, self._claim, clips, reads),
-                    keep=self._keep,
-                    fitting=self._fitting,
-                )
-                stack.enter_context(diverted(self._module, source))
-                hooks = self._update_hooks(found, source, reads)
-            for hook in hooks:
-                stack.callback(hook.remove)
-            yield
-
-    def _opacus_hooks(
-        self,
-        found: Replay,
-        places: RandomPlaces,
-        rows: Rows | None,
-        clips: Callable[[], None],
-        reads: Callable[..., None],
-    ) -> list[Any]:
-        private: Any = self._private
-        params = self._step.params
-        norm = self._claim.max_grad_norm
-
-        @self._fitting()
-        def before_clipping() -> None:
-            held = [getattr(p, "grad_sample", None) for p in params]
-            last = [h[-1] if isinstance(h, list) and h else h for h in held]
-            tensors = [h for h in last if isinstance(h, torch.Tensor)]
-            if len(tensors) == len(params) and self._later and self._keep:
-                found.later_rows.append(folded(tensors, self._keep))
-            if len(tensors) == len(params) and not self._later:
-                views, count = self._claim.views, len(tensors[0])
-                # Records that are collated as several views each make more rows than expected.
-                few = self._records < _AS_EXPECTED * self._claim.scale
-                found.share = views > 1 and few and count == self._replayed
-                if views > 1 and not (found.share or count % views):
-                    tensors = [t.view(-1, views, *t.shape[1:]).mean(1) for t in tensors]
-                self._forms_rows = True
-                count_rows(found, tensors, norm, self._keep)
-                if rows is not None and private._check_skip_next_step(pop_next=False) is False:
-                    self._hand_over(rows)
-            clips()
-
-        def noise_is_in() -> None:
-            divisor = divisor_at_cut(private, params, self._claim)
-            if not found.counts:
-                found.counts = {n: getattr(private, n) for n in _COUNTS if hasattr(private, n)}
-            reads([p.grad for p in params], norm / divisor)
-
-        def before_noise() -> None:
-            found.stated = float(private.max_grad_norm) / norm
-            found.noise.append(float(private.noise_multiplier))
-            places.passes("noise")
-
-        return [
-            MethodHook(private, "pre_step", before=before_clipping),
-            MethodHook(private, "add_noise", before=before_noise),
-            watch_cut(private, noise_is_in),
-        ]
-
-    def _update_hooks(
-        self, found: Replay, source: HandWrittenReplay, reads: Callable[..., None]
-    ) -> list[Any]:
-        """Return hooks that read the release when the update begins, unless the code showed it."""
-        unit = self._claim.max_grad_norm / self._claim.scale
-
-        def read() -> None:
-            found.sure = source.shown or source.depth > 1 or is_torchs(self._step.inner.step)
-            if not source.shown:
-                # A class that clips in its own step and then calls torch's runs this hook twice.
-                reads([p.grad for p in self._step.params], unit, again=source.depth > 1)
-
-        def enters() -> int:
-            source.depth += 1
-            return source.depth
-
-        def leaves() -> None:
-            source.depth -= 1
-            source.shown = source.shown and source.depth > 0
-
-        return [ClosureHooks(self._step.inner, enters, lambda _: read(), leaves)]
+            self.private._step_skip_queue[:0] = self.skips[-batches:]  # type: ignore[union-attr]
 
 
 # --- The distance of two replays of a step, and when rounding or a lattice hides it.
@@ -907,7 +908,7 @@ class RowsReplay:
     def weights(self, gradients: Rows, seed: int) -> torch.Tensor | None:
         """Return the weights ``[d]`` after the whole step with given gradients; None if unknown."""
         replay = self._run(gradients, seed, alone=False, look=True)
-        names = [f"parameters of {slot.name}" for slot in self._replay.layout]
+        names = [f"parameters of {slot.name}" for slot in self._replay.order.step.layout]
         if replay.error or not all(name in replay.after for name in names):
             return None
         return torch.cat([replay.after[name].cpu().double() for name in names])
@@ -915,24 +916,6 @@ class RowsReplay:
     def _run(self, gradients: Rows, seed: int, *, alone: bool, look: bool = False) -> Replay:
         batch = _of_size(self._batch, len(gradients))
         return self._replay.run([batch], seed, rows=gradients, alone=alone, look=look)
-
-
-def why_no_rows(usual: Replay, count: int, *, by_opacus: bool) -> str:
-    """Return why the gradients cannot be replaced, or empty.
-
-    Args:
-        usual: replay of the step as it is.
-        count: number of records of the batch.
-        by_opacus: whether Opacus clips the gradients.
-    """
-    if not usual.rows:  # a loop over samples calls `rows`, which counts as a part
-        by_parts = by_opacus or usual.parts
-        return Reason.NO_ROWS if by_parts else Reason.NOT_CALLED
-    if usual.rows != count:
-        return Reason.OTHER_ROWS
-    if usual.parts > 1 and by_opacus:
-        return Reason.IN_PARTS
-    return ""
 
 
 def _records(batches: Sequence[Any]) -> int:

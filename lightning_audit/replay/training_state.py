@@ -182,7 +182,7 @@ def _copied(value: Any, like: torch.Tensor | None) -> torch.Tensor:
 
 # --- Restore single objects of a training: tensors, containers, attributes, generators.
 
-PutBack = Callable[[], None]
+PutBack = Callable[[], object]
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 #: Types of values that only assignment to a name can change.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -342,17 +342,22 @@ def _numpy_words() -> Any:
     return _numpy_mark(np.random.get_state())
 
 
+def _state_of(generator: Generator) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state()
+
+
 def generator_state(generator: Generator) -> PutBack:
     """Return a function that restores a generator's current state."""
-    if isinstance(generator, torch.Generator):
-        state = generator.get_state()
-        return lambda: _discard(generator.set_state(state))
-    if isinstance(generator, np.random.RandomState):
-        return functools.partial(generator.set_state, generator.get_state())
+    state = _state_of(generator)
     if isinstance(generator, random.Random):
-        return functools.partial(generator.setstate, generator.getstate())
-    bits = generator.bit_generator
-    return functools.partial(setattr, bits, "state", bits.state)
+        return functools.partial(generator.setstate, state)
+    if isinstance(generator, np.random.Generator):
+        return functools.partial(setattr, generator.bit_generator, "state", state)
+    return functools.partial(generator.set_state, state)
 
 
 def seed_generator(generator: Generator, number: int) -> None:
@@ -370,13 +375,12 @@ def seed_generator(generator: Generator, number: int) -> None:
 
 def generator_mark(generator: Generator) -> int:
     """Return a generator's state, as one number."""
+    state = _state_of(generator)
     if isinstance(generator, torch.Generator):
-        return hash(generator.get_state().numpy().tobytes())
+        return hash(state.numpy().tobytes())
     if isinstance(generator, np.random.RandomState):
-        return _numpy_mark(generator.get_state())
-    if isinstance(generator, random.Random):
-        return hash(generator.getstate())
-    return hash(repr(generator.bit_generator.state))
+        return _numpy_mark(state)
+    return hash(state if isinstance(generator, random.Random) else repr(state))
 
 
 def _numpy_mark(state: Any) -> int:
@@ -389,10 +393,6 @@ def uses_cuda() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def _discard(_: object) -> None:
-    """Return None."""
-
-
 # --- The state that a training step may change, saved before a replay and restored after it.
 
 #: Bytes for tensors that neither are parameters nor belong to one.
@@ -403,32 +403,18 @@ _SMALL, _ALL_SMALL = 2**20, 2**26
 
 #: Largest lengths of a global container and of a container in it that are saved.
 _LONG, _SHORT = 10_000, 100
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-_NOT_FOLLOWED = (
-    type,
-    types.ModuleType,
-    threading.Thread,
-    io.IOBase,
-    DataLoader,
-    Sampler,
-)
+_NOT_FOLLOWED = (type, types.ModuleType, threading.Thread, io.IOBase, DataLoader, Sampler)
 #: Packages whose objects are not saved; objects of the user's subclasses are.
 _FOREIGN = (
     *("transformers.trainer", "transformers.integrations", "accelerate.", "datasets."),
-    "pytorch_lightning.trainer",
-    "pytorch_lightning.loggers",
-    "pytorch_lightning.strategies",
-    "pytorch_lightning.accelerators",
-    "pytorch_lightning.loops.fetchers",
-    "lightning.pytorch.trainer",
-    "lightning.pytorch.loggers",
-    "lightning.pytorch.strategies",
-    "lightning.pytorch.accelerators",
-    "lightning_fabric",
-    "lightning.fabric",
-    "lightning_audit",
-    "logging",
+    *(
+        f"{lightning}.{part}"
+        for lightning in ("pytorch_lightning", "lightning.pytorch")
+        for part in ("trainer", "loggers", "strategies", "accelerators")
+    ),
+    *("pytorch_lightning.loops.fetchers", "lightning_fabric", "lightning.fabric"),
+    *("lightning_audit", "logging"),
     # What a loop logs with, displays or draws.
     *("torch.utils.tensorboard", "tensorboard", "tensorboardX", "wandb", "mlflow", "neptune"),
     *("comet_ml", "clearml", "tqdm", "rich", "matplotlib"),
@@ -567,7 +553,7 @@ class TrainingState:
                 yield from self._keep_tensor(item)
             case random.SystemRandom():
                 """It has no state; `OwnEntropy` replaces its entropy in a replay."""
-            case _ if isinstance(item, _GENERATORS):
+            case _ if isinstance(item, Generator):
                 self.generators.append(item)
                 self._back.append(generator_state(item))
             case io.IOBase():
@@ -627,18 +613,15 @@ class TrainingState:
         if not array.flags.writeable:
             return
         self._take_room(array.nbytes)
-        value = array.copy()
-        self._back.append(functools.partial(np.copyto, array, value))
+        self._back.append(functools.partial(np.copyto, array, array.copy()))
 
     def _keep_container(self, held: Any) -> Iterator[object]:
+        items = list(held.values() if isinstance(held, dict) else held)
         if isinstance(held, dict):
-            keys, values = list(held), list(held.values())
-            self._back.append(functools.partial(refill_dict, held, keys, values))
-            yield from values
+            self._back.append(functools.partial(refill_dict, held, list(held), items))
         else:
-            items = list(held)
             self._back.append(functools.partial(refill, held, items))
-            yield from items
+        yield from items
 
     def _keep_cells(self, cells: tuple[types.CellType, ...]) -> Iterator[object]:
         for cell in cells:
@@ -672,7 +655,7 @@ class TrainingState:
         held = {n: v for n, v in vars(module).items() if not n.startswith("__")}
         self._back.append(set_atoms(held, module))
         for value in held.values():
-            if isinstance(value, _GENERATORS):
+            if isinstance(value, Generator):
                 yield value
             elif isinstance(value, dict | list | set | deque) and len(value) <= _LONG:
                 for inner in self._keep_container(value):

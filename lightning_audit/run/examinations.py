@@ -22,17 +22,10 @@ from lightning_audit.checks.replay_findings import Reason
 from lightning_audit.checks.replayed_noise import REPLAY_NOISE
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.protocol import StepClaim
-from lightning_audit.replay.clipping import TRIALS
-from lightning_audit.replay.examiner import (
-    USUAL,
-    Before,
-    Schedule,
-    UserStep,
-    examine_step,
-    state_before,
-)
+from lightning_audit.replay.examiner import COSTS, Schedule, examine_step, state_before
 from lightning_audit.replay.fork import may_fork
 from lightning_audit.replay.noise import SuccessiveSteps
+from lightning_audit.replay.order import Before, Order, UserStep
 from lightning_audit.replay.taken_step import StepWatch, TakenStep
 from lightning_audit.replay.training_state import TrainingState
 from lightning_audit.results.report_details import ExaminationTold
@@ -78,7 +71,7 @@ class Examinations:
         #: The training before that step; None if it was not kept.
         self._before: TrainingState | None = None
         #: Chooses the next step.
-        self.schedule = Schedule(wanted, _seed(config.coin_seed, 0), USUAL)
+        self.schedule = Schedule(wanted, _seed(config.coin_seed, 0), COSTS)
         self._names: list[str] = []
         #: How often `look_at_schedule` made a question due at once, and the step of the next such.
         self._hastened = self._hastened_at = 0
@@ -185,20 +178,16 @@ class Examinations:
 
         # A compiled step would be compiled again, which writes files: a fork may not.
         with self._optimizers.paused(), torch.compiler.set_stance("force_eager"):
-            found = examine_step(
-                user,
-                session.step,
-                claimed(),
-                taken,
-                seed=_seed(config.coin_seed, steps),
-                names=names,
+            order = Order(
+                *(user, session.step, claimed(), taken, _seed(config.coin_seed, steps), names),
                 replaced=config.adjacency == "replace_one",
-                trials=self.schedule.trials or TRIALS,
+                trials=self.schedule.trials,
                 earlier_trials=self._log.asked(REPLAY_CLIPPING.name),
                 budget=self.schedule.budget(time.perf_counter()),
                 before=None if state is None else Before(state, claimed),
                 level=OF_REPLAYS * config.significance / (number * (number + 1)),
             )
+            found = examine_step(order)
         answers = found.answers
         if found.one_number:
             answers = {name: Answer(reason=Reason.ONE_NUMBER) for name in answers}

@@ -13,6 +13,7 @@ import torch
 from correct_steps import CORRECT, Correct, Trains, mlp
 from hand_written_support import BATCH, CLAIM, Gradients, HandWritten, sample_norms
 from lightning_fabric.utilities.exceptions import MisconfigurationException
+from plain_step import ANSWERED
 from stages import staged
 from trained import violated, weights
 from training_matrix import ROWS, Row
@@ -21,7 +22,6 @@ from training_support import mlp as small_mlp
 
 import lightning_audit
 from lightning_audit import Examination, PrivacyAudit, PrivacyClaim
-from lightning_audit.replay.examiner import ANSWERED
 from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.faulty import OwnFactors
 

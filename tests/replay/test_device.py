@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from plain_step import ANSWERED
 from stages import staged
 from torch import nn
 from torch.nn import functional
@@ -37,7 +38,6 @@ from lightning_audit.replay import (
     training_state,
 )
 from lightning_audit.replay.device import CountedDraws, Room, SteadyKernels, no_room
-from lightning_audit.replay.examiner import ANSWERED
 from lightning_audit.replay.releases import Release
 from lightning_audit.replay.step_replay import Replay, StepReplay
 from lightning_audit.testing.faulty import HalfNoise

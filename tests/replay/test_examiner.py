@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_step import OverTheBatch, PlainStep, examined
+from plain_step import ANSWERED, OverTheBatch, PlainStep, examined
 from torch import nn
 from training_matrix import ROWS
 from training_support import trainer_for
@@ -19,7 +19,6 @@ from training_support import trainer_for
 from lightning_audit import PrivacyAudit
 from lightning_audit.replay import clipping, examiner, noise, records
 from lightning_audit.replay.examiner import (
-    ANSWERED,
     FIRST_REPLAYS,
     LATER_SHARE,
     LATEST_SHARE,

@@ -14,7 +14,7 @@ from torch.nn import functional
 from training_support import PrivateModule, digits
 
 from lightning_audit.checks.replay import Answer
-from lightning_audit.replay.examiner import Asked
+from lightning_audit.replay.question import Asked
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.testing.faulty import OwnFactors
 
@@ -124,8 +124,8 @@ def test_a_step_that_treats_a_part_differently_is_replayed_whole(monkeypatch):
 
 
 def test_only_batches_of_poisson_sampling_have_parts():
-    replay = SimpleNamespace(skips=[], fixed_size=False)
-    assert Asked(replay, [torch.zeros(30, 1)], 0).may_shrink
-    assert not Asked(replay, [torch.zeros(30, 1)] * 2, 0).may_shrink
-    replay.fixed_size = True
-    assert not Asked(replay, [torch.zeros(30, 1)], 0).may_shrink
+    replay = SimpleNamespace(skips=[], claim=SimpleNamespace(fixed_size=False))
+    assert Asked(replay, [torch.zeros(30, 1)]).may_shrink
+    assert not Asked(replay, [torch.zeros(30, 1)] * 2).may_shrink
+    replay.claim.fixed_size = True
+    assert not Asked(replay, [torch.zeros(30, 1)]).may_shrink

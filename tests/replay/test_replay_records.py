@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hand_written_support import CLAIM, HandWritten, OneByOne, sample_norms
 from opacus import GradSampleModule
 from opacus.layers import DPLSTM
 from opacus.optimizers import DPOptimizer
-from plain_step import OverTheBatch, PlainStep, asked
+from plain_step import OverTheBatch, PlainStep, asked, replay_of
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -31,6 +32,7 @@ from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.checks.replay import Answer
 from lightning_audit.checks.replay_findings import Reason
 from lightning_audit.replay import examiner
+from lightning_audit.replay.question import Asked, tolerance
 from lightning_audit.replay.records import (
     Judged,
     examine_independence,
@@ -39,12 +41,10 @@ from lightning_audit.replay.records import (
     judge,
     largest_change,
     made_up_records,
-    tolerance,
     within_range,
 )
 from lightning_audit.replay.releases import Release
-from lightning_audit.replay.step_replay import Replay, StepReplay
-from lightning_audit.replay.training_state import TrainingState
+from lightning_audit.replay.step_replay import Replay
 from lightning_audit.testing.faulty import OwnFactors
 
 # --- Records that are made up have numbers that were seen, column by column.
@@ -56,10 +56,7 @@ def batch_of(columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def made(batch: tuple[torch.Tensor, ...]) -> list[tuple[torch.Tensor, ...]]:
     """All records that are made up beside a batch."""
-    user = PlainStep()
-    step = user.adapter
-    replay = StepReplay(user.take, user.module, step, step.claim(1), TrainingState(user.roots()))
-    return [longer for _, longer in made_up_records(replay, [batch], 1)]
+    return [longer for _, longer in made_up_records(replay_of(PlainStep()), [batch], 1)]
 
 
 COLUMNS = {
@@ -403,6 +400,7 @@ class _Draws:
     """Replays whose records' gradients are drawn, as many numbers as ``counts`` says of a seed."""
 
     sizes = (2,)
+    order = SimpleNamespace(seed=3, user=PlainStep)
 
     def __init__(self, counts: Callable[[int, int], int]) -> None:
         self._counts, self.steps = counts, 0
@@ -437,7 +435,7 @@ def test_draws_that_follow_the_data_are_no_coupling_where_they_are_as_many_by_ch
     counts, *, found
 ):
     batch = torch.arange(16.0).reshape(8, 2)
-    answer = examine_independence(_Draws(counts), batch, 0.01, seed=3)
+    answer = examine_independence(Asked(_Draws(counts), [batch]))
     assert bool(answer.findings) == found
     assert bool(answer.reason) != found
 
@@ -562,9 +560,7 @@ class Adds(PlainStep):
 @pytest.mark.parametrize("kind", [DPOptimizer, AddsMean])
 def test_what_is_added_beside_the_hand_over_is_seen(kind):
     user = Adds(kind)
-    step = user.adapter
-    replay = StepReplay(user.take, user.module, step, step.claim(1), TrainingState(user.roots()))
-    assert hands_all_over(replay, user.batch(), 1) == (kind is DPOptimizer)
+    assert hands_all_over(replay_of(user), user.batch(), 1) == (kind is DPOptimizer)
 
 
 # --- All records of a batch at once: what their factors are.

@@ -12,7 +12,7 @@ import pytest
 import torch
 from opacus import PrivacyEngine
 from opacus.utils.batch_memory_manager import wrap_data_loader
-from plain_step import PlainStep
+from plain_step import PlainStep, replay_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -32,9 +32,8 @@ from lightning_audit.replay.step_replay import (
     folded,
     same_numbers,
     shift_by_more_draws,
-    why_no_rows,
 )
-from lightning_audit.replay.taken_step import StepWatch
+from lightning_audit.replay.taken_step import StepWatch, TakenStep
 from lightning_audit.replay.training_state import TrainingState
 
 #: Of one decision.
@@ -287,10 +286,7 @@ def test_an_examination_may_take_eighty_times_the_step_as_the_training_takes_it(
     monkeypatch.setattr("lightning_audit.replay.step_replay.clock", lambda: now[0])
     user = PlainStep()
     user.take([user.batch()])
-    step, state = user.adapter, TrainingState(user.roots())
-    replay = StepReplay(
-        *(user.take, user.module, step, step.claim(1), state), budget=10_000, taken_seconds=0.1
-    )
+    replay = replay_of(user, TakenStep(work=0.1), budget=10_000)
     replay.steps, now[0] = 10, 105.0  # half a second each
     assert replay.has_left(6)
     assert not replay.has_left(7)
@@ -307,10 +303,8 @@ def test_an_examination_may_take_eighty_times_the_step_as_the_training_takes_it(
 
 
 def rows_of(user: PlainStep, seed: int = 3) -> tuple[RowsReplay, int]:
-    step = user.adapter
     user.take([user.batch()])
-    state = TrainingState(user.roots())
-    replay = StepReplay(user.take, user.module, step, step.claim(1), state)
+    replay = replay_of(user)
     size = sum(replay.sizes)
     return RowsReplay(replay, user.batch(), Rows.zeros(8, torch.zeros(size).double()), seed), size
 
@@ -372,6 +366,10 @@ def test_releases_differ_by_the_sum_of_the_rows_whatever_the_batch():
 
 
 def test_why_no_rows_can_be_put_in():
+    def why_no_rows(usual: Replay, count: int, *, by_opacus: bool) -> str:
+        replay: Any = SimpleNamespace(clips_by_opacus=by_opacus)
+        return StepReplay.why_no_rows(replay, usual, count)
+
     assert why_no_rows(Replay(rows=8, parts=1), 8, by_opacus=True) == ""
     none = "no per-sample gradients of a batch are formed"
     assert why_no_rows(Replay(), 8, by_opacus=True) == none

@@ -1,7 +1,7 @@
 """A step to be examined: of a loop without Lightning, or the first one of a training."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,10 +17,14 @@ from lightning_audit import Examination, PrivacyClaim
 from lightning_audit.callbacks import examination as of_trainings
 from lightning_audit.checks.replay import Answer
 from lightning_audit.dpsgd.adapters import opacus_step
-from lightning_audit.replay.before_step import BatchSource
-from lightning_audit.replay.clipping import TRIALS
-from lightning_audit.replay.examiner import QUESTIONS, Examined, examine_step
+from lightning_audit.replay.examiner import FACTORS, NAMES, Examined, examine_step
+from lightning_audit.replay.order import BatchSource, Order
+from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.replay.taken_step import TakenStep
+from lightning_audit.replay.training_state import TrainingState
+
+#: The checks that an examination answers.
+ANSWERED = {*NAMES} - {FACTORS}
 
 
 class OverTheBatch(nn.Module):
@@ -94,14 +98,21 @@ def examined(user: PlainStep, records: int = 8, **options: Any) -> Examined:
     torch.manual_seed(5)
     user.take([batch])
     taken = TakenStep([batch], [False])
-    return examine_step(user, step, step.claim(1), taken, **{"seed": 1, **options})
+    return examine_step(Order(user, step, step.claim(1), taken, **{"seed": 1, **options}))
+
+
+def replay_of(user: PlainStep, taken: TakenStep | None = None, **options: Any) -> StepReplay:
+    """Replays of a step, from the present state."""
+    step = user.adapter
+    order = Order(user, step, step.claim(1), taken or TakenStep(), **options)
+    return StepReplay(order, TrainingState(user.roots()))
 
 
 def asked(
     module: Any,
     *questions: str,
     seed: int = 0,
-    trials: int = TRIALS,
+    trials: int | None = None,
     claim: PrivacyClaim | None = None,
     **trainer: Any,
 ) -> Mapping[str, Answer]:
@@ -109,8 +120,10 @@ def asked(
     examination = Examination(claim=claim)
     torch.manual_seed(seed)
     with pytest.MonkeyPatch.context() as patch:
-        names = questions or tuple(QUESTIONS)
-        examine = partial(examine_step, names=names, trials=trials)
+
+        def examine(order: Order) -> Examined:
+            return examine_step(replace(order, names=questions, trials=trials))
+
         patch.setattr(of_trainings, "examine_step", examine)
         trainer_for(Path(), examination, **{"max_steps": 3, **trainer}).fit(module)
     return examination.answers
