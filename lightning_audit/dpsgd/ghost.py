@@ -21,7 +21,7 @@ from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClippi
 
 from lightning_audit.dpsgd.opacus import OpacusStep, as_number, backward_hook
 from lightning_audit.dpsgd.protocol import Backward, CannotEnter, NormsSeen
-from lightning_audit.hooks.boundary import around
+from lightning_audit.hooks.boundary import around, nothing
 from lightning_audit.hooks.gradient_tap import CanaryRows, as_rows
 from lightning_audit.layout import Direction
 
@@ -61,7 +61,7 @@ class GhostStep(OpacusStep):
         #: Zeros as the canaries' losses; their gradients are the clipping factors.
         self._losses: torch.Tensor | None = None
         #: Restores the attributes of the user's loss.
-        self._restore: Callable[[], None] = _nothing
+        self._restore: Callable[[], None] = nothing
         self._steps = 0
         self.norms = NormsSeen()
         #: Whether the criterion averages the losses of the batch, so that none is weighed; whether
@@ -153,7 +153,7 @@ class GhostStep(OpacusStep):
     def conceal(self) -> None:
         """Restore the user's loss; the canaries are not in the gradients yet."""
         self._restore()
-        self._restore = _nothing
+        self._restore = nothing
 
     def put_in(self) -> bool:
         """Add the canaries, each times its clipping factor, to the sum before its noise."""
@@ -210,10 +210,6 @@ class GhostStep(OpacusStep):
 
     def batch_size(self) -> None:
         """Return None: per-sample gradients are not formed."""
-
-
-def _nothing() -> None:
-    """Restore nothing."""
 
 
 def _restoring(loss: Any) -> Callable[[], None]:

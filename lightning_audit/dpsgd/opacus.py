@@ -25,7 +25,6 @@ import functools
 import hashlib
 import inspect
 import math
-import operator
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ from lightning_audit.dpsgd.protocol import (
     refuse_repeated_closures,
 )
 from lightning_audit.hooks.boundary import current, entry
-from lightning_audit.hooks.gradient_tap import CanaryRows, as_rows, send
+from lightning_audit.hooks.gradient_tap import CanaryRows, as_rows, send, summed_by_opacus
 from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot
 
 # --- Finds the accountant in a private optimizer's step hook.
@@ -489,10 +488,6 @@ def all_finite(tensors: Sequence[torch.Tensor | None]) -> bool:
 
 # --- Opacus' `DPOptimizer`: canaries are additional rows of every parameter's `grad_sample`.
 
-#: Subclasses of DPOptimizer that cannot be audited, and what to train with instead.
-_UNSUPPORTED = {
-    "FSDPOptimizerFastGradientClipping": "DistributedDataParallel and grad_sample_mode='ghost'",
-}
 _COPIED = "per-sample gradients had to be copied to add canaries, which costs time"
 
 
@@ -565,12 +560,8 @@ class OpacusStep(DPSGDStep):
 
     def trained(self) -> Sequence[torch.nn.Parameter]:
         """Return the parameters that Opacus clips."""
-        return list(self.optimizer.params)
-
-    def same_params(self) -> bool:
-        """Return whether Opacus clips the parameters of the start, by identity."""
-        now = self.optimizer.params
-        return len(now) == len(self.params) and all(map(operator.is_, now, self.params))
+        params: Sequence[torch.nn.Parameter] = self.optimizer.params
+        return params
 
     def claim(self, accumulated: int | None = None) -> StepClaim:
         """Return what the optimizer states now; ``scale`` is 1 for ``loss_reduction="sum"``.
@@ -663,8 +654,7 @@ class OpacusStep(DPSGDStep):
     ) -> None:
         """Reserve rows for the canaries before the backward pass, without a copy."""
         self._prefill.lay_out(len(rows))
-        own = rows if isinstance(rows, CanaryRows) else CanaryRows(rows)
-        self._laid_out, self._rows, self._entered = (own, norm, seed), len(rows), []
+        self._laid_out, self._rows, self._entered = (as_rows(rows), norm, seed), len(rows), []
 
     def conceal(self) -> None:
         """Hide the rows of `lay_out` from user code after the backward pass, until `put_in`."""
@@ -761,8 +751,7 @@ class OpacusStep(DPSGDStep):
 
     def look_at_parts(self) -> None:
         """Check, before a batch's last part is clipped, whether the others' sum is finite."""
-        sums = [getattr(p, "summed_grad", None) for p in self.params]
-        self._earlier_lost = not all_finite(sums)
+        self._earlier_lost = not all_finite(summed_by_opacus(self.params))
 
     def _with_earlier(self, rows: torch.Tensor) -> torch.Tensor:
         """Append one row for the records of earlier parts, if their sum is not finite."""
@@ -807,14 +796,18 @@ def count_noise(optimizer: Any) -> tuple[float, float]:
 
     The count is divided by the batch's real size. Zeros without it.
     """
-    adapts = getattr(type(optimizer), "update_max_grad_norm", None)
     if hasattr(optimizer, "_adjusted_noise_multiplier"):
         std = (optimizer.expected_batch_size or 0.0) / _OF_BATCH
-    elif str(getattr(adapts, "__module__", "")).startswith("opacus."):
+    elif is_opacus(getattr(type(optimizer), "update_max_grad_norm", None)):
         std = optimizer.unclipped_num_std
     else:
         return 0.0, 0.0
     return float(optimizer.noise_multiplier), float(std)
+
+
+def is_opacus(method: Any) -> bool:
+    """Return whether the code of a method is Opacus' own."""
+    return str(getattr(method, "__module__", "")).startswith("opacus.")  # an object may have none
 
 
 def as_number(value: Any) -> float:
@@ -841,12 +834,11 @@ def refuse_unsupported(optimizer: DPOptimizer) -> None:
             "DistributedPerLayerOptimizer clips within the backward pass, before a canary could "
             "enter; train with SimpleDistributedPerLayerOptimizer, which make_private gives."
         )
-    for name, instead in _UNSUPPORTED.items():
-        kind = getattr(opacus_optimizers, name, None)
-        if kind is not None and isinstance(optimizer, kind):
-            raise UnsupportedOptimizer(
-                f"{type(optimizer).__name__} cannot be audited yet; train with {instead} to audit."
-            )
+    if isinstance(optimizer, getattr(opacus_optimizers, "FSDPOptimizerFastGradientClipping", ())):
+        raise UnsupportedOptimizer(
+            f"{type(optimizer).__name__} cannot be audited yet; train with DistributedDataParallel "
+            "and grad_sample_mode='ghost' to audit."
+        )
     if optimizer.loss_reduction == "mean" and not optimizer.expected_batch_size > 0:
         raise UnsupportedOptimizer(
             f"expected_batch_size={optimizer.expected_batch_size!r} must be > 0: gradients are "

@@ -90,7 +90,7 @@ _PACKAGE = "lightning_audit"
 Call = Callable[..., Any]
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def nothing(*_: Any, **__: Any) -> None:
     """Do nothing."""
 
 
@@ -247,7 +247,7 @@ def timed(ours: Call, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None 
 
 def entry(
     ours: Call,
-    otherwise: Call = _nothing,
+    otherwise: Call = nothing,
     of: Callable[[Any], Any] | None = None,
     *,
     begins: bool = False,
@@ -285,9 +285,9 @@ def entry(
 
 def around(
     own: Call,
-    before: Call = _nothing,
-    after: Call = _nothing,
-    otherwise: Call = _nothing,
+    before: Call = nothing,
+    after: Call = nothing,
+    otherwise: Call = nothing,
     *,
     armed: Callable[[], bool] | None = None,
 ) -> Call:
@@ -300,42 +300,21 @@ def around(
         otherwise: called instead of ``after``, with its arguments, after the audit has failed.
         armed: returns whether to call the audit's code; None for always.
     """
-    boundary = _current.get()
+    begin = entry(before)
+
+    def undo(*given: Any, **kwargs: Any) -> None:
+        otherwise(*given, **kwargs)
+
+    end = entry(after, undo)
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if armed is not None and not armed():
             return own(*args, **kwargs)
-        given, failed = args, boundary is not None and boundary.failure
-        if boundary is None:
-            given = timed(before, args, kwargs) or args
-        elif not failed:
-            try:
-                given = boundary.run(before, args, kwargs) or args
-            except Exception as error:
-                if not boundary.fails(error):
-                    raise
-            except BaseException:
-                boundary.leave()
-                raise
+        given = begin(*args, **kwargs) or args
         result = own(*given, **kwargs)
         if armed is not None and not armed():
             return result
-        made = None
-        if boundary is None:
-            made = timed(after, (result, *given), kwargs)
-        elif not boundary.failure:
-            try:
-                made = boundary.run(after, (result, *given), kwargs)
-            except Exception as error:
-                if not boundary.fails(error):
-                    raise
-                otherwise(result, *given, **kwargs)
-            except BaseException:
-                boundary.leave()
-                otherwise(result, *given, **kwargs)
-                raise
-        else:
-            otherwise(result, *given, **kwargs)
+        made = end(result, *given, **kwargs)
         return result if made is None else made
 
     return called

@@ -170,16 +170,9 @@ class GradientReader:
     Args:
         params: the tensors of the layout.
         coordinates: tensor -> flat coordinates, distinct in a tensor.
-        home: a reader with whose parcel the readings come home; None for one of its own.
     """
 
-    def __init__(
-        self,
-        params: Sequence[torch.Tensor],
-        coordinates: dict[int, IndexArray],
-        home: GradientReader | None = None,
-    ) -> None:
-        self._home = home
+    def __init__(self, params: Sequence[torch.Tensor], coordinates: dict[int, IndexArray]) -> None:
         self.tensors = list(coordinates)
         self.like = [params[j] for j in coordinates]
         self.index = list(coordinates.values())
@@ -193,8 +186,6 @@ class GradientReader:
     @property
     def parcel(self) -> Parcel:
         """What waits to be brought home."""
-        if self._home is not None:
-            return self._home.parcel
         if self._parcel.departed:
             self._parcel = Parcel()
         return self._parcel
@@ -330,23 +321,22 @@ class CanaryRows(list[Direction]):
         self._sent: dict[torch.device, dict[int, list[torch.Tensor]]] = {}
         self._strided: dict[Any, torch.Tensor] = {}
 
-    def write_part(self, rows: torch.Tensor, tensor: int, norm: float) -> None:
-        """Write ``norm`` times each row's part in a tensor into rows of zeros, ``[k, *shape]``."""
-        parts = self._rows.get(tensor, ())
-        if not parts:
-            return
-        size = math.prod(rows.shape[1:])
-        row, index, value, _ = self._on(rows.device)[tensor]
-        at = row * size + index
-        if not rows.is_contiguous():
-            flat = np.concatenate([row * size + part.index for row, part in parts])
-            (at,) = send([offsets(flat, rows)], rows.device)
-        memory(rows).index_copy_(0, at, (norm * value).to(rows.dtype))
-
     def write_all(self, buffers: Sequence[torch.Tensor], norm: float) -> None:
-        """Write into the last rows of buffers ``[n, *shape]``, one per tensor of the layout."""
-        for tensor in self._rows:
-            self.write_part(buffers[tensor][len(buffers[tensor]) - len(self) :], tensor, norm)
+        """Write ``norm`` times each row into the last rows of buffers, which are zeros.
+
+        Args:
+            buffers: one per tensor of the layout, ``[n, *shape]``.
+            norm: norm of the longest row.
+        """
+        for tensor, parts in self._rows.items():
+            rows = buffers[tensor][len(buffers[tensor]) - len(self) :]
+            size = math.prod(rows.shape[1:])
+            row, index, value, _ = self._on(rows.device)[tensor]
+            at = row * size + index
+            if not rows.is_contiguous():
+                flat = np.concatenate([row * size + part.index for row, part in parts])
+                (at,) = send([offsets(flat, rows)], rows.device)
+            memory(rows).index_copy_(0, at, (norm * value).to(rows.dtype))
 
     @torch.no_grad()
     def add(self, tensors: Tensors, weights: FloatArray, *, plain: bool = False) -> None:
@@ -426,9 +416,9 @@ def factor_of(left: FloatArray, arrived: FloatArray) -> float | None:
     )
 
 
-def summed_by_opacus(params: Iterable[torch.Tensor]) -> bool:
-    """Return whether a `DPOptimizer` holds clipped sums of gradients of parameters."""
-    return any(getattr(p, "summed_grad", None) is not None for p in params)
+def summed_by_opacus(params: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Return the clipped sums that a `DPOptimizer` holds; None where it has summed nothing."""
+    return [getattr(p, "summed_grad", None) for p in params]
 
 
 def clipped_sums(
@@ -441,10 +431,9 @@ def clipped_sums(
         grads: their noisy gradients; None for ``p.grad``.
     """
     grads = [p.grad for p in params] if grads is None else grads
-    held = [(getattr(p, "summed_grad", None), grad) for p, grad in zip(params, grads, strict=True)]
     return [
         None if one is None or grad is None or one.data_ptr() == grad.data_ptr() else one
-        for one, grad in held
+        for one, grad in zip(summed_by_opacus(params), grads, strict=True)
     ]
 
 
@@ -463,18 +452,11 @@ class WeightWatch:
 
     Args:
         params: the parameters, in the order of the layout.
-        coordinates: tensor -> flat coordinates to read.
-        reader: reads them with the gradients; None for one of its own.
+        reader: reads their entries together with the gradients'.
     """
 
-    def __init__(
-        self,
-        params: Sequence[torch.nn.Parameter],
-        coordinates: dict[int, IndexArray],
-        reader: GradientReader | None = None,
-    ) -> None:
-        self._params = params
-        self._reader = reader or GradientReader(params, coordinates)
+    def __init__(self, params: Sequence[torch.nn.Parameter], reader: GradientReader) -> None:
+        self._params, self._reader = params, reader
         self._number = 0
         self._before: Entries | None = None
         self._after: tuple[int, Entries] | None = None
@@ -559,7 +541,7 @@ class GradientTap:
         #: Whether the canaries were removed from the step's gradient.
         self.taken_out = False
         #: Reads the weights around each update.
-        self.weights = WeightWatch(params, coordinates, self.reader)
+        self.weights = WeightWatch(params, self.reader)
         self._depth = 0
         self._backward_ran = self._backward_before = False
         #: Addresses and version counters of the gradients after backward passes.
@@ -780,8 +762,8 @@ class GradientTap:
 
         Those that a `DPOptimizer` of another training has replaced by its noisy sums have noise.
         """
-        raw = any(map(self._is_raw, self._index)) or not summed_by_opacus(self._params)
-        return bool(self._backward_left) and raw
+        summed = any(total is not None for total in summed_by_opacus(self._params))
+        return bool(self._backward_left) and (any(map(self._is_raw, self._index)) or not summed)
 
     def _note_backward(self, param: torch.nn.Parameter) -> None:
         self._backward_ran = True

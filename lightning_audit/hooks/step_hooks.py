@@ -12,13 +12,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from lightning_audit.hooks.boundary import Handles, around, entry
+from lightning_audit.hooks.boundary import Handles, around, entry, nothing
 
 # --- Wraps one optimizer method with pre and post hooks.
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing."""
 
 
 class MethodHook:
@@ -40,9 +36,9 @@ class MethodHook:
         self,
         owner: object,
         name: str,
-        before: Callable[..., Any] = _nothing,
-        after: Callable[..., Any] = _nothing,
-        otherwise: Callable[..., Any] = _nothing,
+        before: Callable[..., Any] = nothing,
+        after: Callable[..., Any] = nothing,
+        otherwise: Callable[..., Any] = nothing,
         *,
         shown: bool = False,
     ) -> None:
@@ -67,10 +63,6 @@ class MethodHook:
         self._handles.append(self)
         setattr(owner, name, hook)
 
-    def arm(self, *, armed: bool) -> None:
-        """Enable the callbacks, or disable them."""
-        self.armed = armed
-
     def remove(self) -> None:
         """Remove the hook; if another hook wraps it, disable it until that one is removed."""
         self.armed = False
@@ -83,7 +75,7 @@ class MethodHook:
             earlier = below.earlier
         if earlier is not None:
             setattr(self._owner, self._name, earlier)
-        self._hook = _nothing  # no cycle, which would hold what the callbacks hold until collected
+        self._hook = nothing  # no cycle, which would hold what the callbacks hold until collected
 
 
 class Retry(MethodHook):
@@ -144,8 +136,8 @@ class StepHooks:
         enters: Callable[[], int],
         arrives: Callable[[int], None],
         leaves: Callable[[], None],
-        otherwise: Callable[[int], None] = _nothing,
-        skips: Callable[[], None] = _nothing,
+        otherwise: Callable[[int], None] = nothing,
+        skips: Callable[[], None] = nothing,
     ) -> None:
         self._optimizer = optimizer
         self._enters, self._arrives, self._leaves = enters, arrives, leaves
@@ -186,10 +178,6 @@ class StepHooks:
         if self.armed:
             self._skips()
 
-    def arm(self, *, armed: bool) -> None:
-        """Enable the callbacks, or disable them."""
-        self.armed = armed
-
     def remove(self) -> None:
         """Unregister the hooks."""
         self._handles.remove()
@@ -218,7 +206,7 @@ class ClosureHooks(StepHooks):
 
 
 def with_closure(
-    given: tuple[Any, ...], after: Callable[[], None], otherwise: Callable[[], None] = _nothing
+    given: tuple[Any, ...], after: Callable[[], None], otherwise: Callable[[], None] = nothing
 ) -> tuple[Any, Any] | None:
     """Return the arguments of a step with a closure that calls back; None without a closure.
 

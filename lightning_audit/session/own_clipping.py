@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_audit.dpsgd.opacus import is_opacus
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.hooks.boundary import FailedElsewhere
-from lightning_audit.hooks.gradient_tap import CanaryRows
+from lightning_audit.hooks.gradient_tap import CanaryRows, summed_by_opacus
 from lightning_audit.layout import Direction, FloatArray, by_tensor
 from lightning_audit.replay.fork import CannotSeparate, ForkFailed, in_a_fork, may_fork
 from lightning_audit.replay.training_state import GlobalGenerators, generator_state
@@ -43,13 +44,8 @@ _VIEWS = 64
 def own_methods(optimizer: Any) -> tuple[str, ...]:
     """Return which methods between a backward pass and the noise are not Opacus' own."""
     kind = type(optimizer)
-    found = [n for n in _METHODS if not _is_opacus(getattr(kind, n, None))]
-    return tuple(found)
-
-
-def _is_opacus(method: Any) -> bool:
-    module = getattr(method, "__module__", "")  # a callable object may have none
-    return method is None or str(module).startswith("opacus.")
+    methods = {name: getattr(kind, name, None) for name in _METHODS}
+    return tuple(n for n, method in methods.items() if not (method is None or is_opacus(method)))
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,7 @@ class Held:
         self._versions = self._now()
         #: Rows that an earlier step has used, by number.
         self._used = {k for k, t in enumerate(self._tensors()) if hasattr(t, "_processed")}
-        self._sums = [_copied(getattr(p, "summed_grad", None)) for p in step.params]
+        self._sums = [_copied(total) for total in summed_by_opacus(step.params)]
         self._grads = [_copied(p.grad) for p in step.params]
 
     def _tensors(self) -> list[torch.Tensor]:

@@ -49,20 +49,22 @@ class Located:
 
     def products(self, values: FloatArray, count: int) -> FloatArray:
         """Return inner products of ``count`` directions with a reading, ``[n]`` to ``[count]``."""
-        sums = np.bincount(self.row, weights=self.value * values[self.at], minlength=count)
-        return np.asarray(sums, dtype=np.float64)
+        return _sums(self.row, self.value * values[self.at], count)
 
     def shares(self, chosen: NDArray[np.bool_], count: int) -> FloatArray:
         """Return each direction's share of squared norm on ``chosen``, ``[n]`` to ``[count]``."""
-        weights = self.value**2 * chosen[self.at]
-        sums = np.bincount(self.row, weights=weights, minlength=count)
-        norms = np.bincount(self.row, weights=self.value**2, minlength=count)
-        return np.asarray(sums / np.where(norms > 0, norms, 1.0), dtype=np.float64)
+        squares = self.value**2
+        norms = _sums(self.row, squares, count)
+        return _sums(self.row, squares * chosen[self.at], count) / np.where(norms > 0, norms, 1.0)
 
     def combined(self, weights: FloatArray, size: int) -> FloatArray:
         """Return the sum of the directions times ``weights``, ``[count]`` to ``[size]``."""
-        sums = np.bincount(self.at, weights=weights[self.row] * self.value, minlength=size)
-        return np.asarray(sums, dtype=np.float64)
+        return _sums(self.at, weights[self.row] * self.value, size)
+
+
+def _sums(places: IndexArray, values: FloatArray, size: int) -> FloatArray:
+    """Return the sums of the values of each place, ``[size]``."""
+    return np.bincount(places, weights=values, minlength=size).astype(np.float64, copy=False)
 
 
 class Coordinates:
@@ -132,11 +134,6 @@ class Coordinates:
 # --- The plan of one step.
 
 
-def no_rows() -> CanaryRows:
-    """Return the rows of a step to which this process adds no canary."""
-    return CanaryRows([])
-
-
 @dataclass(frozen=True)
 class Plan:
     """Plan of a step: which canaries enter it and where, and the claim about it.
@@ -166,7 +163,7 @@ class Plan:
     status: int
     directions: Sequence[Direction] = ()
     located: Located | None = None
-    rows: CanaryRows = field(default_factory=no_rows, compare=False, repr=False)
+    rows: CanaryRows = field(default_factory=lambda: CanaryRows([]), compare=False, repr=False)
     adds: bool = True
     seed: tuple[int, int] | None = None
     weights: Sequence[float] = ()

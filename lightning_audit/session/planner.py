@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -30,10 +30,10 @@ from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import Boundary, FailedElsewhere, current
 from lightning_audit.hooks.gradient_tap import CanaryRows
 from lightning_audit.layout import Direction, FloatArray
-from lightning_audit.record.store import INJECTED, NOT_PLANNED
+from lightning_audit.record.store import INJECTED, NOT_PLANNED, Kept
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.session.own_clipping import Fit, fit_of
-from lightning_audit.session.plan import Coordinates, Plan, no_rows
+from lightning_audit.session.plan import Coordinates, Plan
 from lightning_audit.session.recorder import Recorder
 from lightning_audit.verdict.judge import too_many_lost
 
@@ -295,7 +295,7 @@ def draw_part(parts: int, rng: np.random.Generator) -> int:
     return -1 if rng.random() < _LAST_PART else int(rng.integers(parts - 1))
 
 
-class StepPlanner:
+class StepPlanner(Kept):
     """Planner of one private optimizer's steps; counts what their plans and notes need.
 
     Args:
@@ -309,6 +309,8 @@ class StepPlanner:
         track_batch_sizes: whether to keep batch sizes, as needed if the loader's type does not
             determine how it samples.
     """
+
+    KEPT = ("anyone_copies", "changed_at", "pass_blockers", "missing", "notes")
 
     def __init__(
         self,
@@ -426,10 +428,6 @@ class StepPlanner:
 
     # ------------------------------------------------------------------ plans
 
-    def planned(self, accumulated: int | None = None) -> Plan:
-        """Read the claim, and draw the coins and directions of a step; see `claim`."""
-        return self.plan(self.claim(accumulated))
-
     def plan(self, claim: StepClaim) -> Plan:
         """Draw the coins and directions of a step."""
         ranks, number = self.ranks, self.recorder.steps
@@ -446,7 +444,7 @@ class StepPlanner:
             INJECTED,
             directions,
             located,
-            self._rows(claim, coins, directions, short=fit.short) if adds else no_rows(),
+            self._rows(claim, coins, directions, short=fit.short) if adds else CanaryRows([]),
             adds,
             (self._looks_key, number) if among else None,
             fit.adds,
@@ -524,10 +522,6 @@ class StepPlanner:
             self.parts_are_equal and self._parts.chosen(self.chance(_PART))
         )
         return chosen and self.layout_holds() and not self.recorder.clipping_is_broken
-
-    def may_lay_out(self) -> bool:
-        """Return whether the canaries of the coming step may be laid out before it."""
-        return self.may_enter() and self.is_due(free=True)
 
     def draw_part(self, parts: int) -> int:
         """Draw which of a step's accumulated batches the canaries enter; -1 for the last."""
@@ -628,10 +622,6 @@ class StepPlanner:
         if self._track:
             self.batch_sizes.append(size)
 
-    def count_handed(self, samples: int) -> None:
-        """Count the samples whose gradients a step's code has handed over."""
-        self.rows_handed += samples
-
     def must_copy(self, obstacle: str) -> None:
         """Note why the rows of a step must be copied, unless ``obstacle`` is empty."""
         if obstacle:
@@ -641,10 +631,6 @@ class StepPlanner:
     def hear(self, *, anyone_copies: bool) -> None:
         """Take over whether any process had to copy rows."""
         self.anyone_copies = anyone_copies
-
-    def follow(self, step: DPSGDStep) -> None:
-        """Switch to the adapter of a new optimizer over the same parameters."""
-        self.step = step
 
     def end_epoch(self) -> None:
         """Drop the size of the epoch's last batch, which is smaller for many loaders."""
@@ -689,30 +675,16 @@ class StepPlanner:
 
     # ------------------------------------------------------------------ checkpoints
 
-    #: Attributes that a checkpoint stores unchanged.
-    _KEPT = ("anyone_copies", "changed_at", "pass_blockers", "missing", "notes")
-
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores: the coins' generator, but no number of samples."""
         coins = self.rng.bit_generator.state
-        kept = {name: _copied(getattr(self, name)) for name in self._KEPT}
-        return {**kept, "coins": coins, "oversize": self.oversize}
+        return {**super().state(), "coins": coins, "oversize": self.oversize}
 
-    def load(self, state: dict[str, Any], said: list[str]) -> None:
-        """Restore a checkpoint's state, and keep the notes made since.
-
-        Args:
-            state: the planner's state.
-            said: further notes to add.
-        """
-        since = [*self.notes, *said]
-        for name in self._KEPT:
-            setattr(self, name, _copied(state[name]))
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint's state, and keep the notes made since."""
+        since = self.notes
+        super().load(state)
         for sentence in since:
             self.note(sentence)
         self.rng.bit_generator.state = state["coins"]
         self.oversize = min(self.oversize, state["oversize"])
-
-
-def _copied(value: Any) -> Any:
-    return list(value) if isinstance(value, list) else value

@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from lightning_audit.checks.probes import REUSE_IN_ALL, Whitening, Witnesses
 from lightning_audit.checks.randomness import COMPARED
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
-from lightning_audit.hooks.gradient_tap import FINE, Entries, GradientTap, WeightWatch, clipped_sums
+from lightning_audit.hooks.gradient_tap import (
+    FINE,
+    Entries,
+    GradientTap,
+    Tensors,
+    WeightWatch,
+    clipped_sums,
+)
 from lightning_audit.layout import FloatArray, IndexArray
 from lightning_audit.record.store import Kept, Moves, Observation
 
@@ -41,8 +48,6 @@ _DRAWS_LEFT = (
 )
 #: Relative difference of numbers that are equal up to rounding.
 _EQUAL = 1e-4
-
-Tensors = Sequence[torch.Tensor | None]
 
 
 class NoiseWatch:

@@ -29,7 +29,13 @@ from lightning_audit.dpsgd.adapters import divisor_at_cut, shows_its_noise, watc
 from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.dpsgd.protocol import Backward, CannotEnter, DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import attempt, current
-from lightning_audit.hooks.gradient_tap import CanaryRows, GradientTap, clipped_sums
+from lightning_audit.hooks.gradient_tap import (
+    CanaryRows,
+    GradientTap,
+    Tensors,
+    clipped_sums,
+    summed_by_opacus,
+)
 from lightning_audit.hooks.step_hooks import MethodHook, Retry, StepHooks
 from lightning_audit.hooks.update_tap import UpdateTap
 from lightning_audit.layout import same_objects
@@ -272,10 +278,17 @@ class AuditSession:
 
         Lightning's hooks run only for steps that Lightning itself takes.
         """
-        optimizer, passes = self.step.optimizer, self._pass_noise
-        # Innermost: a failure of any hook after the noise finds the canaries in the gradient.
-        self._hooks.append(MethodHook(optimizer, "add_noise", after=passes, otherwise=passes))
-        self._hooks += self.between.hooks()
+        optimizer, between = self.step.optimizer, self.between
+        between.begin()
+        self._hooks += [
+            # Inside of the others: a failure of theirs finds the canaries in the gradient.
+            MethodHook(
+                optimizer, "add_noise", between.noise_begins, self._noise_ends, self._pass_noise
+            ),
+            MethodHook(
+                optimizer, "clip_and_accumulate", between.clipping_begins, between.clipping_ends
+            ),
+        ]
         if type(self.inserter) is GradientRows:
             own = [n for n in ("clip_and_accumulate", "pre_step") if n in own_methods(optimizer)]
             self._hooks += [Retry(optimizer, n, self._hold, self._without_rows) for n in own]
@@ -295,7 +308,7 @@ class AuditSession:
             self._unhook()
             step.take_over(self.step)
             self.step = step
-            self.planner.follow(step)
+            self.planner.step = step
             self.tap = tap_of(step, self.planner.coordinates, cut_known=self.tap.is_shown)
             self._hooks = [self._update_hooks()]
         return same
@@ -303,7 +316,7 @@ class AuditSession:
     def pause(self, *, paused: bool) -> None:
         """Disable the hooks during steps that are not part of the training, or enable them."""
         for hook in self._hooks:
-            hook.arm(armed=not paused)
+            hook.armed = not paused
 
     def detach(self) -> None:
         """Unregister the hooks; observations are kept."""
@@ -396,7 +409,7 @@ class AuditSession:
         """Mark the canaries as handed over: the training's code has them in its sums."""
         self._on(Event.HANDED)
 
-    def released(self, tensors: Sequence[torch.Tensor | None]) -> None:
+    def released(self, tensors: Tensors) -> None:
         """Read the noisy gradients that the training's code passes in.
 
         Args:
@@ -406,6 +419,10 @@ class AuditSession:
 
     def _pass_noise(self) -> None:
         self._behind |= self._plan is not None
+
+    def _noise_ends(self) -> None:
+        self._pass_noise()
+        self.between.noise_ends()
 
     def noise_is_in(self) -> None:
         """Read the gradient right after the noise was added, before any post-processing."""
@@ -423,7 +440,7 @@ class AuditSession:
         if final or not (announced or self.stage is State.IN):
             self._on(Event.CLIP)
             self._part_announced = False
-        self._sums_before = [None if t is None else (id(t), t._version) for t in self._sums()]
+        self._sums_before = self._versions()
         if several and self.recorder.steps < STEPS:
             self.draws.start(self.step.noise_state())
         self._look_at_noise()
@@ -477,12 +494,16 @@ class AuditSession:
         return plan.summed and self.stage in (State.SUMMED, State.IN)
 
     def _sums(self) -> list[torch.Tensor | None]:
-        return [getattr(p, "summed_grad", None) for p in self.step.params]
+        return summed_by_opacus(self.step.params)
+
+    def _versions(self) -> list[tuple[int, int] | None]:
+        """Return the clipped sums, each by its identity and version."""
+        return [None if t is None else (id(t), t._version) for t in self._sums()]
 
     def _was_clipped(self) -> bool:
         """Return whether gradients were added to the sums since the optimizer began to clip."""
-        pairs = zip(self._sums(), self._sums_before, strict=False)
-        return any(one is not None and (id(one), one._version) != was for one, was in pairs)
+        pairs = zip(self._versions(), self._sums_before, strict=False)
+        return any(now is not None and now != before for now, before in pairs)
 
     # ------------------------------------------------------------------ rows of gradients go in
 
@@ -490,14 +511,14 @@ class AuditSession:
         """Lay out a new step's rows; coins are flipped only if they can be."""
         planner = self.planner
         self._after = self.stage
-        if not planner.may_lay_out():
+        if not (planner.may_enter() and planner.is_due(free=True)):
             return
         # So that a seed gives the same record whether rows are copied or not.
         if obstacle := self.step.obstacle(coming):
             planner.must_copy(obstacle)
             return
         try:
-            plan = planner.planned(accumulated=1)
+            plan = planner.plan(planner.claim(accumulated=1))
         except ValueError:  # reported when the rows are to enter
             return
         self.step.lay_out(plan.rows, plan.norm, plan.seed)
@@ -749,7 +770,7 @@ class AuditSession:
 
     # ------------------------------------------------------------------ the gradient is read
 
-    def _read_at_cut(self, tensors: Sequence[torch.Tensor | None] | None = None) -> None:
+    def _read_at_cut(self, tensors: Tensors | None = None) -> None:
         """Read the gradient at the cut.
 
         Args:
@@ -842,7 +863,7 @@ class AuditSession:
         known = self.planner.changed_at is None
         if isinstance(self.inserter, HandedRows):
             if known and not self._asked:
-                self.inserter.count_silent()
+                self.inserter.silent += 1
         elif type(self.inserter) is GradientRows:
             if known:
                 self.planner.note(_UNANNOUNCED)
@@ -884,8 +905,7 @@ class AuditSession:
                 sample_rate=np.nan if rate is None else rate,
             )
         )
-        if self.step.samples:
-            planner.count_handed(self.step.samples)
+        planner.rows_handed += self.step.samples
 
     # ------------------------------------------------------------------ after a failure
 
@@ -920,7 +940,7 @@ class AuditSession:
         plan = self._plan if self.stage is State.FAILED and not self.tap.taken_out else None
         return plan is not None and plan.added > 0
 
-    def _rescue_at_cut(self, tensors: Sequence[torch.Tensor | None] | None = None) -> None:
+    def _rescue_at_cut(self, tensors: Tensors | None = None) -> None:
         """Remove the canaries after the noise was added."""
         if self.in_transit and (tensors is not None or attempt(self._claim_at_cut)):
             self._rescue(tensors)
@@ -930,7 +950,7 @@ class AuditSession:
         if self.in_transit and self.tap.reads_at(level):
             self._rescue()
 
-    def _rescue(self, tensors: Sequence[torch.Tensor | None] | None = None) -> None:
+    def _rescue(self, tensors: Tensors | None = None) -> None:
         """Remove the canaries from a gradient whose noise was added, as `_read` would.
 
         Args:
@@ -964,18 +984,17 @@ class AuditSession:
 
     # ------------------------------------------------------------------ checkpoints
 
+    #: Attributes with a state of their own, and its keys.
+    _PARTS = ("planner", "inserter", "releases", "lost", "noise")
+
     def state(self) -> dict[str, Any]:
         """Return what `load` needs; see `record.store` for what is left out."""
         recorder = self.recorder.state()  # feeds the pending steps before entries are counted
         return {
             "recorder": recorder,
             "entries": self.store.entries if self.store else 0,
-            "planner": self.planner.state(),
-            "inserter": self.inserter.state(),
             "checksum": self.checksum,
-            "releases": self.releases.state(),
-            "lost": self.lost.state(),
-            "noise": self.noise.state(),
+            **{name: getattr(self, name).state() for name in self._PARTS},
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -984,12 +1003,11 @@ class AuditSession:
         Raises:
             ValueError: the checkpoint's audit had other canaries or another version.
         """
-        self.planner.load(state["planner"], self.recorder.load(state["recorder"]))
-        self.inserter.load(state["inserter"])
-        self.checksum = state["checksum"]
-        self.releases.load(state["releases"])
-        self.lost.load(state["lost"])
-        self.noise.load(state["noise"])
+        said, self.checksum = self.recorder.load(state["recorder"]), state["checksum"]
+        for name in self._PARTS:
+            getattr(self, name).load(state[name])
+        for sentence in said:
+            self.planner.note(sentence)
 
 
 def tap_of(step: DPSGDStep, coordinates: Coordinates, *, cut_known: bool = False) -> GradientTap:
