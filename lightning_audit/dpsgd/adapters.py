@@ -36,11 +36,11 @@ def draws_poisson(module: torch.nn.Module) -> bool | None:
     """
     wrapped = [m for m in module.modules() if isinstance(m, GradSampleModule)]
     # Before Opacus 1.6 a hook forbade it.
-    told = {
+    settings = {
         not getattr(m, "grad_accumulation_allowed", getattr(m, "grad_accumulation_hook", 0) is None)
         for m in wrapped
     }
-    return told.pop() if len(told) == 1 else None
+    return settings.pop() if len(settings) == 1 else None
 
 
 # --- The cut: the point after which a private optimizer's gradient contains its noise.

@@ -192,7 +192,6 @@ class GradientReader:
 
     # -------------------------------------------------------------- reading
 
-    @torch.no_grad()
     def read(self, tensors: Tensors) -> Entries:
         """Read all entries; NaN where a tensor is None.
 
@@ -210,7 +209,6 @@ class GradientReader:
             parts.append((packed, at))
         return Entries(self.size, parts, self.parcel)
 
-    @torch.no_grad()
     def take_out(self, tensors: Tensors, before: Entries, taken: FloatArray) -> Entries:
         """Subtract an amount at each entry that is not zero; return the entries after that.
 
@@ -338,7 +336,6 @@ class CanaryRows(list[Direction]):
                 (at,) = send([offsets(flat, rows)], rows.device)
             memory(rows).index_copy_(0, at, (norm * value).to(rows.dtype))
 
-    @torch.no_grad()
     def add(self, tensors: Tensors, weights: FloatArray, *, plain: bool = False) -> None:
         """Add each row, times its weight, to tensors; None is skipped. A failure writes nothing.
 
@@ -507,14 +504,16 @@ _UNCLEAR = (
 class GradientTap:
     """Reader of the gradient of each step of one torch optimizer.
 
-    A step calls `enters`, `arrives` and `leaves`, and `noise_is_in` if the cut is known. If
-    `noise_is_in` or `arrives` returns True, the caller must call `read` next.
+    A step calls `begin_step`, `due_gradient` and `end_step`, and `noise_is_in` if the cut is known.
+    If `noise_is_in` or `due_gradient` returns a gradient, the caller must call `read` next.
 
     Args:
         optimizer: the innermost optimizer.
         params: the parameters to read, in the order of the layout.
         coordinates: tensor -> flat coordinates to read, distinct in a tensor.
     """
+
+    _hooks: type[StepHooks] = StepHooks
 
     def __init__(
         self,
@@ -567,14 +566,10 @@ class GradientTap:
         """Whether the step is between reading the gradient and the end of its update."""
         return self._depth > 0 or self._at_cut
 
-    def hooks(
-        self,
-        arrives: Callable[[int], None],
-        leaves: Callable[[], None],
-        otherwise: Callable[[int], None],
-    ) -> StepHooks:
+    def hooks(self, at_update: Callable[[int], None], end: Callable[[], None]) -> StepHooks:
         """Return hooks around the steps of the optimizer that updates; see `StepHooks`."""
-        return StepHooks(self._optimizer, self.enters, arrives, leaves, otherwise, self.skips)
+        kind, skip = self._hooks, self.skip_step
+        return kind(self._optimizer, self.begin_step, at_update, end, at_update, skip)
 
     def judged(self, seen: Observation, *, asked: bool) -> tuple[Observation, str]:
         """Return the usable part of a reading, and what it has that prevents a pass, or "".
@@ -592,10 +587,10 @@ class GradientTap:
         self._forget()
 
     def reads_at(self, level: int) -> bool:
-        """Return whether a gradient not yet read is read at this level of `enters`."""
+        """Return whether a gradient not yet read is read at this level of `begin_step`."""
         return level == 1
 
-    def skips(self) -> None:
+    def skip_step(self) -> None:
         """End a step of the optimizer without reading it."""
         self._depth = max(self._depth - 1, 0)
 
@@ -605,7 +600,6 @@ class GradientTap:
         self._at_cut, self._source = False, None
         self.reader.end_step()  # else memory is held in the next backward
 
-    @torch.no_grad()
     def noise_is_in(self, tensors: Tensors | None = None) -> list[torch.Tensor | None] | None:
         """Begin a step at the cut, after its noise and before any post-processing.
 
@@ -624,17 +618,16 @@ class GradientTap:
         self._at_cut = True
         return self._begin()
 
-    def enters(self) -> int:
+    def begin_step(self) -> int:
         """Begin a step of the optimizer; return the number of nested steps, including it."""
         self._depth += 1
         return self._depth
 
-    @torch.no_grad()
-    def arrives(self, level: int) -> list[torch.Tensor | None] | None:
+    def due_gradient(self, level: int) -> list[torch.Tensor | None] | None:
         """Proceed to the update of a step, whose gradients are computed.
 
         Args:
-            level: return value of `enters` for the step.
+            level: return value of `begin_step` for the step.
 
         Returns:
             The gradient if it must be read now, one tensor per parameter; else None.
@@ -657,14 +650,12 @@ class GradientTap:
         self._backward_left = {}
         return self.grads()
 
-    @torch.no_grad()
     def raw(self) -> Entries:
         """Return the entries of the gradient that is to be read, canaries included."""
         if self._raw_entries is None:
             self._raw_entries = self._read_now()
         return self._raw_entries
 
-    @torch.no_grad()
     def read(self, taken: FloatArray | None, *, changed: bool = False) -> bool:
         """Read the gradient, and remove the canary.
 
@@ -687,7 +678,6 @@ class GradientTap:
         self._backward_ran = self._backward_before = False
         return self.is_sure
 
-    @torch.no_grad()
     def take_out(self, taken: FloatArray, source: Sequence[torch.Tensor | None]) -> None:
         """Remove the canary from a gradient that is not read.
 
@@ -704,8 +694,7 @@ class GradientTap:
         self._handles.remove()
         self.reset()
 
-    @torch.no_grad()
-    def leaves(self) -> Observation | None:
+    def end_step(self) -> Observation | None:
         """End a step of the optimizer; return its reading after the update, else None."""
         self._depth = max(self._depth - 1, 0)
         if self._depth or self._left is None:  # the hooks may have been renewed inside a step

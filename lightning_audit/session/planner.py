@@ -125,7 +125,7 @@ class Ranks:
         if not self.talk:
             return entered and not self.several
         try:
-            return all(told == b"1" for told in self._told(b"1" if entered else b"0"))
+            return all(answer == b"1" for answer in self._messages(b"1" if entered else b"0"))
         except Unreachable:  # the training's own communication reports it next
             self.part()
             return False
@@ -133,14 +133,14 @@ class Ranks:
     def meet(self) -> None:
         """Check that the audit has failed in none of the processes."""
         if self.talk:
-            self._told(b"")
+            self._messages(b"")
 
     def shared(self, value: _Value) -> _Value:
         """Return the value of rank 0."""
         if not self.talk:
             return value
-        told = self._told(pickle.dumps(value) if self.is_first else b"")[0]
-        received: _Value = pickle.loads(told)
+        first, *_ = self._messages(pickle.dumps(value) if self.is_first else b"")
+        received: _Value = pickle.loads(first)
         return received
 
     def from_first(self, compute: Callable[[], _Value]) -> _Value:
@@ -168,14 +168,14 @@ class Ranks:
         """Return the numbers of every process, by rank."""
         if not self.talk:
             return [list(numbers)]
-        told = self._told(np.array(numbers, dtype=np.int64).tobytes())
-        return [np.frombuffer(row, dtype=np.int64).tolist() for row in told]
+        rows = self._messages(np.array(numbers, dtype=np.int64).tobytes())
+        return [np.frombuffer(row, dtype=np.int64).tolist() for row in rows]
 
     # ------------------------------------------------------------------ messages
 
-    def _told(self, data: bytes) -> list[bytes]:
+    def _messages(self, data: bytes) -> list[bytes]:
         """Return the data of each process, by rank; long data take several messages."""
-        told, more, room = [b""] * self.count, True, _SIZE - _HEAD
+        whole, more, room = [b""] * self.count, True, _SIZE - _HEAD
         while more:
             own = _written(_MORE if len(data) > room else _LAST, data[:room])
             data, rows = data[room:], self._rows()
@@ -185,15 +185,15 @@ class Ranks:
             except RuntimeError as error:
                 raise Unreachable from error
             kinds = [int(row[0]) for row in rows]
-            said = [_read(row) for row in rows]
+            pieces = [_read(row) for row in rows]
             if _FAILED in kinds:
                 self.talk = False
                 rank = kinds.index(_FAILED)
-                line, _, failure = said[rank].decode().partition(":")
+                line, _, failure = pieces[rank].decode().partition(":")
                 raise FailedElsewhere(f"{failure}, in the process of rank {rank}", int(line))
-            told = [before + piece for before, piece in zip(told, said, strict=True)]
+            whole = [before + piece for before, piece in zip(whole, pieces, strict=True)]
             more = _MORE in kinds
-        return told
+        return whole
 
     def _rows(self) -> list[torch.Tensor]:
         return [torch.empty(_SIZE, dtype=torch.uint8) for _ in range(self.count)]

@@ -417,7 +417,7 @@ class LostSteps(Kept):
         #: Whether the weights were finite before the coming step.
         self.weights_finite = True
         self._own: dict[int, tuple[int, int]] = {}
-        self._told: dict[int, tuple[int, int]] = {}
+        self._of_all: dict[int, tuple[int, int]] = {}
 
     def look(
         self,
@@ -448,7 +448,7 @@ class LostSteps(Kept):
             rows: which samples' gradients are not finite, ``[n]``; None if unknown.
         """
         self.count += 1
-        if rows is not None and len(self._own) + len(self._told) < self.MOST:
+        if rows is not None and len(self._own) + len(self._of_all) < self.MOST:
             self._own[step] = (int(rows.sum()), len(rows))
 
     def numbers(self) -> list[int]:
@@ -456,17 +456,17 @@ class LostSteps(Kept):
         flat = [n for step, counts in self._own.items() for n in (step, *counts)]
         return flat + [-1] * (3 * self.MOST - len(flat))
 
-    def hear(self, told: Sequence[Sequence[int]]) -> None:
+    def hear(self, counts: Sequence[Sequence[int]]) -> None:
         """Add the `numbers` of all processes, including this one."""
-        for numbers in told:
+        for numbers in counts:
             for step, lost, rows in zip(*[iter(numbers)] * 3, strict=True):
                 if step >= 0:
-                    known = self._told.get(step, (0, 0))
-                    self._told[step] = (known[0] + lost, known[1] + rows)
+                    known = self._of_all.get(step, (0, 0))
+                    self._of_all[step] = (known[0] + lost, known[1] + rows)
         self._own = {}
 
     @property
     def first(self) -> tuple[int, int, int] | None:
         """First step with some, not all samples not finite: its number, that count, all."""
-        steps = sorted({**self._own, **self._told}.items())
+        steps = sorted({**self._own, **self._of_all}.items())
         return next(((s, lost, rows) for s, (lost, rows) in steps if 0 < lost < rows), None)

@@ -36,7 +36,7 @@ from lightning_audit.hooks.gradient_tap import (
     clipped_sums,
     summed_by_opacus,
 )
-from lightning_audit.hooks.step_hooks import MethodHook, Retry, StepHooks
+from lightning_audit.hooks.step_hooks import Installed, MethodHook, Retry, StepHooks
 from lightning_audit.hooks.update_tap import UpdateTap
 from lightning_audit.layout import same_objects
 from lightning_audit.lints.settings import STEPS, NoiseDraws
@@ -248,7 +248,7 @@ class AuditSession:
         self.releases, self.between = ReleaseWatch(), Between(planner)
         if (boundary := current()) is not None:
             boundary.on_leave(self._fail)
-        self._hooks: list[StepHooks | MethodHook] = [self._update_hooks()]
+        self._hooks: list[StepHooks | Installed] = [self._update_hooks()]
 
     @property
     def monitor(self) -> AuditMonitor:
@@ -298,8 +298,7 @@ class AuditSession:
         ]
 
     def _update_hooks(self) -> StepHooks:
-        arrive = self._arrive
-        return self.tap.hooks(arrive, lambda: self._on(Event.UPDATED), arrive)
+        return self.tap.hooks(self._arrive, lambda: self._on(Event.UPDATED))
 
     def follow(self, step: DPSGDStep) -> bool:
         """Switch to a new optimizer over the same parameters; return False if they differ."""
@@ -615,18 +614,14 @@ class AuditSession:
         try:
             if (again and self.step.put_in()) or self._is_in_sum(plan):
                 return
+            # The closure of manual optimization computes nothing: then there is nothing to do.
+            if not self.step.holds_canaries() and self.step.batch_size() is not None:
+                self.step.copy_in(plan.rows, plan.norm, plan.seed)
+        except CannotEnter as error:
+            self.planner.note(f"no canary entered a step: {error}")
+            self._plan = plan.dropped()
         except torch.OutOfMemoryError:
             self._plan = self._without_room(plan)
-            return
-        # The closure of manual optimization computes nothing: then there is nothing to do.
-        if not self.step.holds_canaries() and self.step.batch_size() is not None:
-            try:
-                self.step.copy_in(plan.rows, plan.norm, plan.seed)
-            except CannotEnter as error:
-                self.planner.note(f"no canary entered a step: {error}")
-                self._plan = plan.dropped()
-            except torch.OutOfMemoryError:
-                self._plan = self._without_room(plan)
 
     def _put_in_part(self) -> None:
         """Insert the canaries into a part of a split batch before the last, if it was chosen."""
@@ -793,7 +788,7 @@ class AuditSession:
     def _read_at_update(self, level: int) -> None:
         """Read the gradient that the updating optimizer has, unless it was read at the cut."""
         self._behind = True
-        if (grads := self.tap.arrives(level)) is not None:
+        if (grads := self.tap.due_gradient(level)) is not None:
             self._read(self.planner.known_claim(), grads)
 
     def _read(self, now: StepClaim | None, grads: list[torch.Tensor | None]) -> None:
@@ -835,7 +830,7 @@ class AuditSession:
 
     def _record(self) -> None:
         """Finish a step after the updating optimizer's `step` returned."""
-        seen = self.tap.leaves()
+        seen = self.tap.end_step()
         if seen is None:
             return
         if self._is_released:
