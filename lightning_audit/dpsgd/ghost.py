@@ -22,8 +22,8 @@ from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClippi
 from lightning_audit.dpsgd.opacus import OpacusStep, as_number, backward_hook
 from lightning_audit.dpsgd.protocol import Backward, CannotEnter, NormsSeen
 from lightning_audit.hooks.boundary import around, nothing
-from lightning_audit.hooks.gradient_tap import CanaryRows, as_rows
-from lightning_audit.layout import Direction
+from lightning_audit.hooks.gradient_tap import CanaryRows, GradientTap, as_rows
+from lightning_audit.layout import Direction, IndexArray
 
 _NO_GHOST_LOSS = (
     "the loss is not that of make_private's criterion, or its backward pass was not announced "
@@ -73,6 +73,10 @@ class GhostStep(OpacusStep):
         # Parameters with a gradient of another loss; by parameter, the norms that clipped the rest.
         self._raw: set[torch.nn.Parameter] = set()
         self._norms: dict[torch.nn.Parameter, Any] = {}
+
+    def tap(self, coordinates: dict[int, IndexArray], *, cut_known: bool = False) -> GradientTap:
+        """Return the reader of the steps' gradients, which tells of each backward pass."""
+        return GradientTap(self.inner, self.params, coordinates, self.note_backward)
 
     def concerns(self, coming: Backward) -> bool:
         """Return whether the coming loss is that of Opacus' criterion for this optimizer."""

@@ -22,8 +22,9 @@ from lightning_audit.dpsgd.protocol import (
     UnsupportedOptimizer,
     refuse_repeated_closures,
 )
-from lightning_audit.hooks.gradient_tap import CanaryRows, as_rows
-from lightning_audit.layout import Direction, Layout, TensorSlot
+from lightning_audit.hooks.gradient_tap import CanaryRows, GradientTap, as_rows
+from lightning_audit.hooks.update_tap import UpdateTap
+from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot
 
 Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
 
@@ -128,6 +129,10 @@ class ManualStep(DPSGDStep):
         """Return the optimizer's parameters that require a gradient."""
         groups = self.inner.param_groups
         return [p for group in groups for p in group["params"] if p.requires_grad]
+
+    def tap(self, coordinates: dict[int, IndexArray], *, cut_known: bool = False) -> GradientTap:
+        """Return the reader of the gradients that the update uses."""
+        return UpdateTap(self.inner, self.params, coordinates, cut_known=cut_known)
 
     def claim(self, accumulated: int | None = None) -> StepClaim:
         """Return the user's claim, the same for every step and any number of batches."""

@@ -345,11 +345,7 @@ class RowPrefill:
         self, params: Sequence[torch.nn.Parameter], modules: Iterable[torch.nn.Module]
     ) -> None:
         self._params = params
-        self._hooked = [
-            (module, list(module.parameters()))
-            for module in modules
-            if backward_hook(module) is not None
-        ]
+        self._hooked = [module for module in modules if backward_hook(module) is not None]
         self._buffers: list[RowBuffer] = []
         self._batch = 0
 
@@ -370,7 +366,7 @@ class RowPrefill:
         if any(getattr(p, "_forward_counter", 0) < 1 for p in self._params):
             return "not every trained parameter took part in the forward pass"
         sizes = set()
-        for module, _ in self._hooked:
+        for module in self._hooked:
             recorded = module.__dict__.get("activations") or []
             if not recorded:
                 continue

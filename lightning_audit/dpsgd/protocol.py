@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from lightning_audit.layout import Direction, Layout, same_objects
+from lightning_audit.hooks.gradient_tap import GradientTap
+from lightning_audit.layout import Direction, IndexArray, Layout, same_objects
 
 
 class CannotEnter(ValueError):
@@ -135,6 +136,15 @@ class DPSGDStep(ABC):
         """Take over what the adapter of an earlier optimizer has found."""
         self.norms = earlier.norms
 
+    def tap(self, coordinates: dict[int, IndexArray], *, cut_known: bool = False) -> GradientTap:
+        """Return the reader of the steps' gradients.
+
+        Args:
+            coordinates: tensor -> flat coordinates to read.
+            cut_known: whether hand-written code calls `lightning_audit.released`.
+        """
+        return GradientTap(self.inner, self.params, coordinates)
+
     # ------------------------------------------------------------------ canaries in, canaries out
 
     @abstractmethod
@@ -185,6 +195,12 @@ class DPSGDStep(ABC):
     @abstractmethod
     def holds_canaries(self) -> bool:
         """Return whether inserted canaries are in the gradients to be clipped."""
+
+    def settle(self) -> None:  # noqa: B027
+        """End a batch: keep what the update needs of its gradients, and drop the rest."""
+
+    def release(self) -> None:  # noqa: B027
+        """Drop all gradients after a step's update."""
 
     # ------------------------------------------------------------------ what it knows of a step
 

@@ -24,7 +24,7 @@ from lightning_audit.session.plan import Coordinates
 from lightning_audit.session.planner import Ranks, StepPlanner
 from lightning_audit.session.reading import NoiseWatch
 from lightning_audit.session.recorder import Recorder
-from lightning_audit.session.step import AuditSession, tap_of
+from lightning_audit.session.step import AuditSession
 
 
 def begin_session(
@@ -97,7 +97,7 @@ def begin_session(
     elif isinstance(step, ManualStep):
         inserter = HandedRows(planner)
     noise = NoiseWatch(witnesses, alone=not ranks.several, coefficients=coefficients)
-    return AuditSession(planner, inserter, tap_of(step, coordinates), noise, sample_rate)
+    return AuditSession(planner, inserter, step.tap(coordinates.by_tensor), noise, sample_rate)
 
 
 def _placed(canaries: Sequence[object], step: DPSGDStep, rng: np.random.Generator) -> Placement:

@@ -26,7 +26,6 @@ import torch
 
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.dpsgd.adapters import divisor_at_cut, shows_its_noise, watch_cut
-from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.dpsgd.protocol import Backward, CannotEnter, DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import attempt, current
 from lightning_audit.hooks.gradient_tap import (
@@ -37,7 +36,6 @@ from lightning_audit.hooks.gradient_tap import (
     summed_by_opacus,
 )
 from lightning_audit.hooks.step_hooks import Installed, MethodHook, Retry, StepHooks
-from lightning_audit.hooks.update_tap import UpdateTap
 from lightning_audit.layout import same_objects
 from lightning_audit.lints.settings import STEPS, NoiseDraws
 from lightning_audit.record.store import (
@@ -50,12 +48,8 @@ from lightning_audit.record.store import (
 from lightning_audit.session.between import Between
 from lightning_audit.session.entrances import GradientRows, HandedRows, InputSample
 from lightning_audit.session.own_clipping import Fit, Held, own_methods, raised
-from lightning_audit.session.plan import Coordinates, Plan
-from lightning_audit.session.planner import (
-    FULL_STEPS,
-    THINNED,
-    StepPlanner,
-)
+from lightning_audit.session.plan import Plan
+from lightning_audit.session.planner import FULL_STEPS, THINNED, StepPlanner
 from lightning_audit.session.reading import NoiseWatch, ReleaseWatch
 from lightning_audit.session.recorder import ZEROS, LostSteps
 
@@ -247,7 +241,7 @@ class AuditSession:
         self._noise_seen = False
         self.releases, self.between = ReleaseWatch(), Between(planner)
         if (boundary := current()) is not None:
-            boundary.on_leave(self._fail)
+            boundary.on_leave(self.withdraw)
         self._hooks: list[StepHooks | Installed] = [self._update_hooks()]
 
     @property
@@ -308,7 +302,7 @@ class AuditSession:
             step.take_over(self.step)
             self.step = step
             self.planner.step = step
-            self.tap = tap_of(step, self.planner.coordinates, cut_known=self.tap.is_shown)
+            self.tap = step.tap(self.planner.coordinates.by_tensor, cut_known=self.tap.is_shown)
             self._hooks = [self._update_hooks()]
         return same
 
@@ -352,8 +346,7 @@ class AuditSession:
         if self.releases.last is not None:
             self.releases.end_batch(self.tap.weights)
         self.trains = False
-        if isinstance(self.step, ManualStep):
-            self.step.settle()
+        self.step.settle()
 
     def admit(self, batch: Any, module: torch.nn.Module) -> Any:
         """Return the batch to train on, with an input canary if its coin is 1.
@@ -465,7 +458,7 @@ class AuditSession:
     def _start_next_part(self) -> None:
         """Start a further part of a batch, unless an earlier one broke off or was cleared."""
         self.tap.reset()
-        cleared = all(one is None for one in self._sums())
+        cleared = all(one is None for one in summed_by_opacus(self.step.params))
         if self._plan is not None and (cleared or not self._plan.summed):
             self._drop()
             self._after = State.SKIPPED
@@ -486,18 +479,16 @@ class AuditSession:
         waits = self.step.take_out()
         self._sums_before = []
         if self._is_in_sum(plan) or (clipped and not waits):
-            self.inserter.clear(plan, self._sums())
+            self.inserter.clear(plan, summed_by_opacus(self.step.params))
 
     def _is_in_sum(self, plan: Plan) -> bool:
         """Return whether an earlier part of the batch has the canaries."""
         return plan.summed and self.stage in (State.SUMMED, State.IN)
 
-    def _sums(self) -> list[torch.Tensor | None]:
-        return summed_by_opacus(self.step.params)
-
     def _versions(self) -> list[tuple[int, int] | None]:
         """Return the clipped sums, each by its identity and version."""
-        return [None if t is None else (id(t), t._version) for t in self._sums()]
+        sums = summed_by_opacus(self.step.params)
+        return [None if t is None else (id(t), t._version) for t in sums]
 
     def _was_clipped(self) -> bool:
         """Return whether gradients were added to the sums since the optimizer began to clip."""
@@ -806,7 +797,7 @@ class AuditSession:
             planner.state_missing([slot.name for slot, grad in pairs if grad is None], number)
         divisor = None if now is None else self._divisor(now)
         samples = step.batch_size()
-        if samples is not None and isinstance(step, ManualStep) and self._plan is not None:
+        if samples is not None and step.samples and self._plan is not None:
             samples += self._plan.added
         self.noise.read(step, number, samples, grads, divisor, self.tap)
         if self.stage is State.LAID_OUT and type(self.inserter) is not InputSample:
@@ -849,8 +840,7 @@ class AuditSession:
         self._drop()  # from now on the user's code sees the batch's gradients only
         self.stage = self._after = State.RECORDED
         self._observe(seen, plan)
-        if isinstance(self.step, ManualStep):
-            self.step.release()
+        self.step.release()
         self._behind = self._agreed = self._asked = False
 
     def _unplanned(self) -> Plan:
@@ -904,13 +894,12 @@ class AuditSession:
 
     # ------------------------------------------------------------------ after a failure
 
-    def _fail(self) -> None:
-        """Remove the canaries that are rows; keep the plan of a step that has them in its sums."""
-        self._on(Event.FAILURE)
-
     def withdraw(self) -> None:
-        """Remove the canaries of a step that is not taken: the training ends before it."""
-        self._fail()
+        """Remove the canaries of a step that is not taken, or after a failure.
+
+        The plan of a step that has them in its sums is kept.
+        """
+        self._on(Event.FAILURE)
 
     def _leave_the_step(self) -> None:
         if self.stage is State.FAILED or (self._agreed and not self._behind):
@@ -925,7 +914,7 @@ class AuditSession:
         # Who adds them takes them out before all have agreed that they are in.
         out = out or (plan is not None and not plan.adds and not self._behind)
         if plan is not None and summed and not (self._behind or out):
-            plan.clear(self._sums())
+            plan.clear(summed_by_opacus(self.step.params))
             out = True
         self._plan = None if out or plan is None or plan.status != INJECTED else plan
 
@@ -998,16 +987,8 @@ class AuditSession:
         Raises:
             ValueError: the checkpoint's audit had other canaries or another version.
         """
-        said, self.checksum = self.recorder.load(state["recorder"]), state["checksum"]
+        said, self.checksum = self.recorder.resume(state["recorder"]), state["checksum"]
         for name in self._PARTS:
             getattr(self, name).load(state[name])
         for sentence in said:
             self.planner.note(sentence)
-
-
-def tap_of(step: DPSGDStep, coordinates: Coordinates, *, cut_known: bool = False) -> GradientTap:
-    """Return the reader of an optimizer's gradients; arguments as for `UpdateTap`."""
-    if isinstance(step, ManualStep):
-        return UpdateTap(step.inner, step.params, coordinates.by_tensor, cut_known=cut_known)
-    note_backward = getattr(step, "note_backward", None)
-    return GradientTap(step.inner, step.params, coordinates.by_tensor, note_backward)
