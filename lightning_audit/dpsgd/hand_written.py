@@ -18,6 +18,7 @@ from lightning_audit.dpsgd.opacus import not_finite
 from lightning_audit.dpsgd.protocol import (
     Backward,
     DPSGDStep,
+    Seed,
     StepClaim,
     UnsupportedOptimizer,
     refuse_repeated_closures,
@@ -143,11 +144,7 @@ class ManualStep(DPSGDStep):
         return "the training computes per-sample gradients itself"
 
     def copy_in(
-        self,
-        rows: Sequence[Direction],
-        norm: float,
-        seed: Sequence[int] | None = None,
-        part: int = -1,
+        self, rows: Sequence[Direction], norm: float, seed: Seed = None, part: int = -1
     ) -> None:
         """Keep the rows until `append` or `singles` hands them over."""
         self._waiting = (rows, norm)

@@ -45,6 +45,7 @@ from lightning_audit.dpsgd.protocol import (
     Backward,
     CannotEnter,
     DPSGDStep,
+    Seed,
     StepClaim,
     UnsupportedOptimizer,
     refuse_repeated_closures,
@@ -150,7 +151,7 @@ def _variables(item: Any) -> dict[str, Any]:
 # --- Positions of canaries among a batch's rows: canaries are swapped with rows of the data.
 
 
-def draw_places(seed: Sequence[int] | None, batch: int, canaries: int) -> IndexArray:
+def draw_places(seed: Seed, batch: int, canaries: int) -> IndexArray:
     """Draw distinct rows of the batch for the first canaries; the others stay after the batch.
 
     The number that stays is drawn as if the canaries' positions were uniform over all rows, so that
@@ -293,9 +294,8 @@ class RowBuffer:
 
     def arrived(self) -> bool:
         """Return whether the rows are in the parameter's per-sample gradients, hidden or not."""
-        held = getattr(self._param, "grad_sample", None)
-        tensors = held if isinstance(held, list) else [held]
-        return self._fits and any(tensor is self._own or tensor is self.whole for tensor in tensors)
+        held = batches_of(self._param)
+        return self._fits and any(tensor is self._own or tensor is self.whole for tensor in held)
 
     def reveal(self) -> None:
         """Replace the view by all rows."""
@@ -309,6 +309,12 @@ class RowBuffer:
             delattr(self._param, BUFFER)
         elif held is self.whole:  # a part of the backward pass is in it
             setattr(self._param, BUFFER, self._own)
+
+
+def batches_of(param: Any) -> list[Any]:
+    """Return a parameter's per-sample gradients, one tensor per accumulated batch, or None."""
+    held = getattr(param, "grad_sample", None)
+    return held if isinstance(held, list) else [held]
 
 
 def exchange(param: Any, old: torch.Tensor, new: torch.Tensor) -> None:
@@ -462,9 +468,8 @@ def waiting_not_finite(
     Returns:
         One boolean per sample, ``[n]``; None if gradients are missing.
     """
-    held = [getattr(p, "grad_sample", None) for p in params]
     known = []
-    for batch in zip(*(h if isinstance(h, list) else [h] for h in held), strict=False):
+    for batch in zip(*map(batches_of, params), strict=False):
         if not all(isinstance(t, torch.Tensor) for t in batch):
             return None
         counts = {canaries.get(id(t), 0) for t in batch}
@@ -541,7 +546,7 @@ class OpacusStep(DPSGDStep):
         self._entered: list[weakref.ref[torch.Tensor]] = []
         self._rows = 0
         #: The rows of `lay_out`, their norm, and the seed of their positions.
-        self._laid_out: tuple[CanaryRows, float, Sequence[int] | None]
+        self._laid_out: tuple[CanaryRows, float, Seed]
         self._laid_out = CanaryRows([]), 0.0, None
         #: Ids of gradients with canaries among the data's rows; rows subtracted for AdaClip.
         self._swapped: list[int] = []
@@ -584,11 +589,7 @@ class OpacusStep(DPSGDStep):
         )
 
     def copy_in(
-        self,
-        rows: Sequence[Direction],
-        norm: float,
-        seed: Sequence[int] | None = None,
-        part: int = -1,
+        self, rows: Sequence[Direction], norm: float, seed: Seed = None, part: int = -1
     ) -> None:
         """Append each row, times ``norm``, to every ``grad_sample``.
 
@@ -615,7 +616,7 @@ class OpacusStep(DPSGDStep):
             self._places = draw_places(None, 0, 0)
         self._rows, self._entered = rows, [weakref.ref(tensor) for tensor in grown]
 
-    def _mingle(self, grown: Sequence[torch.Tensor], seed: Sequence[int] | None) -> None:
+    def _mingle(self, grown: Sequence[torch.Tensor], seed: Seed) -> None:
         """Move canaries among the data's rows if the step has a seed; correct AdaClip's count."""
         if not grown:
             return
@@ -645,9 +646,7 @@ class OpacusStep(DPSGDStep):
             reason = self._prefill.obstacle()
         return reason and f"{_COPIED}: {reason}"
 
-    def lay_out(
-        self, rows: Sequence[Direction], norm: float, seed: Sequence[int] | None = None
-    ) -> None:
+    def lay_out(self, rows: Sequence[Direction], norm: float, seed: Seed = None) -> None:
         """Reserve rows for the canaries before the backward pass, without a copy."""
         self._prefill.lay_out(len(rows))
         self._laid_out, self._rows, self._entered = (as_rows(rows), norm, seed), len(rows), []
@@ -684,13 +683,9 @@ class OpacusStep(DPSGDStep):
 
     def holds_canaries(self) -> bool:
         """Return whether the gradients to be clipped are those that contain the canaries."""
-        held = [getattr(p, "grad_sample", None) for p in self.params]
         return any(
-            (grown := entered()) is not None
-            and (
-                samples is grown or (isinstance(samples, list) and any(s is grown for s in samples))
-            )
-            for samples, entered in zip(held, self._entered, strict=False)
+            any(samples is entered() for samples in batches_of(p) if samples is not None)
+            for p, entered in zip(self.params, self._entered, strict=False)
         )
 
     def _waiting(self, tensor: int, part: int) -> torch.Tensor:
@@ -730,8 +725,7 @@ class OpacusStep(DPSGDStep):
 
     def batch_size(self) -> int | None:
         """Return the number of rows to be clipped, over all accumulated batches."""
-        held = getattr(self.params[0], "grad_sample", None)
-        batches = held if isinstance(held, list) else [held]
+        batches = batches_of(self.params[0])
         sizes = [len(batch) for batch in batches if isinstance(batch, torch.Tensor)]
         return sum(sizes) if len(sizes) == len(batches) else None
 

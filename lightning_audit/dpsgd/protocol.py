@@ -12,6 +12,9 @@ import torch
 from lightning_audit.hooks.gradient_tap import GradientTap
 from lightning_audit.layout import Direction, IndexArray, Layout, same_objects
 
+#: Of the positions of canaries' rows among those of the data; None: after them.
+Seed = Sequence[int] | None
+
 
 class CannotEnter(ValueError):
     """No canary can enter the step; the message says why. Nothing was modified."""
@@ -132,10 +135,6 @@ class DPSGDStep(ABC):
         """Return whether the coming backward pass may be for this optimizer."""
         return True
 
-    def take_over(self, earlier: DPSGDStep) -> None:
-        """Take over what the adapter of an earlier optimizer has found."""
-        self.norms = earlier.norms
-
     def tap(self, coordinates: dict[int, IndexArray], *, cut_known: bool = False) -> GradientTap:
         """Return the reader of the steps' gradients.
 
@@ -151,9 +150,7 @@ class DPSGDStep(ABC):
     def obstacle(self, coming: Backward) -> str:
         """Return why `lay_out` is not possible for the coming backward pass; empty if it is."""
 
-    def lay_out(  # noqa: B027
-        self, rows: Sequence[Direction], norm: float, seed: Sequence[int] | None = None
-    ) -> None:
+    def lay_out(self, rows: Sequence[Direction], norm: float, seed: Seed = None) -> None:  # noqa: B027
         """Reserve rows before a backward pass for which `obstacle` is empty; see `copy_in`."""
 
     def conceal(self) -> None:  # noqa: B027
@@ -165,11 +162,7 @@ class DPSGDStep(ABC):
 
     @abstractmethod
     def copy_in(
-        self,
-        rows: Sequence[Direction],
-        norm: float,
-        seed: Sequence[int] | None = None,
-        part: int = -1,
+        self, rows: Sequence[Direction], norm: float, seed: Seed = None, part: int = -1
     ) -> None:
         """Add one per-sample gradient ``norm * row`` for each row, before clipping.
 

@@ -153,7 +153,7 @@ class _Source:
             own = like if tensor is None else tensor
             groups.setdefault((own.device, own.dtype), []).append(k)
         self.groups = [
-            (key, *reader.group(key, tensors, members)) for key, members in groups.items()
+            (*key, members, *reader.group(key, tensors, members)) for key, members in groups.items()
         ]
 
     def holds(self, tensors: list[torch.Tensor | None]) -> bool:
@@ -199,7 +199,7 @@ class GradientReader:
             tensors: one per tensor of the layout.
         """
         parts: list[tuple[Any, Any]] = []
-        for (device, dtype), at, flats, where, sizes in self._source(tensors).groups:
+        for device, dtype, _, at, flats, where, sizes in self._source(tensors).groups:
             packed = torch.empty(sum(sizes), dtype=dtype, device=device)
             for flat, index, out in zip(flats, where, packed.split_with_sizes(sizes), strict=True):
                 if flat is None:
@@ -222,18 +222,15 @@ class GradientReader:
         left: list[tuple[Any, Any]] = []
         writes: list[tuple[Any, Any, Any]] = []
         touched = [bool(taken[span].any()) for span in self.spans]
-        for (group, at, flats, where, sizes), (values, _) in zip(
+        for (device, dtype, members, at, flats, where, sizes), (values, _) in zip(
             self._source(tensors).groups, before.parts, strict=True
         ):
-            (amount,) = send([taken if at is None else taken[at]], group[0])
-            rest = values - amount.to(group[1]).masked_fill_(values == 0.0, 0.0)
-            writes += [
-                (flat, index, piece)
-                for flat, index, piece, k in zip(
-                    flats, where, rest.split_with_sizes(sizes), self._members(at), strict=True
-                )
-                if flat is not None and touched[k]
-            ]
+            (amount,) = send([taken if at is None else taken[at]], device)
+            rest = values - amount.to(dtype).masked_fill_(values == 0.0, 0.0)
+            pieces = zip(flats, where, rest.split_with_sizes(sizes), members, strict=True)
+            for flat, index, piece, k in pieces:
+                if flat is not None and touched[k]:
+                    writes.append((flat, index, piece))
             left.append((rest, at))
         for flat, index, piece in writes:
             flat.index_copy_(0, index, piece)
@@ -296,11 +293,6 @@ class GradientReader:
         at, index, sizes = self._placed[key, steps]
         flats = [None if (t := tensors[k]) is None else memory(t) for k in members]
         return at, flats, index, sizes
-
-    def _members(self, at: IndexArray | None) -> list[int]:
-        if at is None:
-            return list(range(len(self.spans)))
-        return [k for k, span in enumerate(self.spans) if span.start in at]
 
 
 class CanaryRows(list[Direction]):
@@ -774,7 +766,7 @@ class GradientTap:
 
     def grads(self) -> list[torch.Tensor | None]:
         """Return the gradients that are read now, one tensor per parameter of the layout."""
-        return [self._grad(j) for j in range(len(self._params))]
+        return [p.grad for p in self._params] if self._source is None else [*self._source]
 
     def _read_now(self) -> Entries:
         return self.reader.read(self.grads())

@@ -150,43 +150,32 @@ class StepHooks:
         skip: Callable[[], None] = nothing,
     ) -> None:
         self._optimizer = optimizer
-        self._begin_step, self._at_update, self._end_step = begin, at_update, end
-        self._otherwise, self._skip_step = otherwise, skip
+        self._begin_step, self._at_update, self._otherwise = begin, at_update, otherwise
         #: Whether the callbacks run.
         self.armed = True
         #: Level of a step that has begun and whose gradients are not computed; else 0.
         self._level = 0
-        self.start = entry(self._start, self._start_failed)
-        self.end = entry(self._end, self._end_failed)
+        self.start = entry(self._if_armed(self._start), self._if_armed(self._start_failed))
+        self.end = entry(self._if_armed(lambda *_: end()), self._if_armed(lambda *_: skip()))
         self._handles = Handles()
         self._handles.append(optimizer.register_step_pre_hook(self.start))
         self._handles.append(optimizer.register_step_post_hook(self.end))
 
+    def _if_armed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: call(*given) if self.armed else None
+
     def _start(self, *given: Any) -> Any:
         """Call back at the start of a step."""
-        if self.armed:
-            self._level = self._begin_step()
-            return self._begin(self._level, self._at_update, given)
-        return None
+        self._level = self._begin_step()
+        return self._begin(self._level, self._at_update, given)
 
     def _start_failed(self, *given: Any) -> Any:
         """Call ``otherwise`` for a step that starts, or has started: the audit has failed."""
-        if self.armed:
-            return self._begin(self._level or self._begin_step(), self._otherwise, given)
-        return None
+        return self._begin(self._level or self._begin_step(), self._otherwise, given)
 
     def _begin(self, level: int, at_update: Callable[[int], None], given: tuple[Any, ...]) -> Any:
         at_update(level)
         self._level = 0
-
-    def _end(self, *_: Any) -> None:
-        """Call back at the end of a step."""
-        if self.armed:
-            self._end_step()
-
-    def _end_failed(self, *_: Any) -> None:
-        if self.armed:
-            self._skip_step()
 
     def remove(self) -> None:
         """Unregister the hooks."""

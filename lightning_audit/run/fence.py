@@ -126,7 +126,7 @@ Tensors: TypeAlias = dict[str, torch.Tensor]
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
-class Entries:
+class WeightEntries:
     """Reader of a few entries of each weight.
 
     Args:
@@ -179,12 +179,14 @@ class Past:
         exact = torch.float32 if first.device.type == "mps" else torch.float64
         self._averages = first.to(exact).repeat(4, len(_REACH) + 1, 1)
         self._counts, self._early = [0] * 4, list[torch.Tensor]()
+        # What an average takes of the newest weights; the last one is that over all.
+        self._shares = torch.as_tensor([*(1.0 / _REACH), 1.0])
 
     def _average(self, which: int, entries: torch.Tensor) -> None:
         self._counts[which] += 1
-        shares = torch.as_tensor([*(1.0 / _REACH), 1.0 / self._counts[which]])
+        self._shares[-1] = 1.0 / self._counts[which]
         rows = self._averages[which]
-        rows.lerp_(entries.to(rows), shares.to(rows)[:, None])
+        rows.lerp_(entries.to(rows), self._shares.to(rows)[:, None])
         self._early += [entries] if which and self._counts[which] <= _EARLY else []
 
     def add(self, entries: torch.Tensor) -> None:
@@ -313,7 +315,7 @@ class Fence:
         self._built = functools.lru_cache(1)(lambda *_: Records(self._loaders()))
         # The steps that are watched, hooks on their optimizers, and what is read of their weights.
         self._steps, self._stepping = list[Any](), Handles()
-        self._entries, self._past = Entries({}), Past(torch.zeros(0))
+        self._entries, self._past = WeightEntries({}), Past(torch.zeros(0))
         # Entries at the last look; whether a step is open, its batch has ended, one was closed.
         self._now = torch.zeros(0)
         self._open = self._ended = self._stepped = False
@@ -524,7 +526,7 @@ class Fence:
         steps = [session.step for session in self._sessions]
         if [*map(id, steps)] == [*map(id, self._steps)]:
             return
-        self._steps, self._entries = steps, Entries(self._weights())
+        self._steps, self._entries = steps, WeightEntries(self._weights())
         self._now = self._entries.read()
         self._past = Past(self._now, whole=not self._log.steps)
         self._stepping.remove()

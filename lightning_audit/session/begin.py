@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -60,7 +60,9 @@ def begin_session(
     if isinstance(first, InputCanary):
         refuse_other_clipping(step, config.canaries)
         chooser = np.random.default_rng(rng.integers(2**62))
-    placement = _placed(config.canaries, step, rng)
+    rows = [canary for canary in config.canaries if isinstance(canary, GradientCanary)]
+    # An input canary uses all coordinates of the gradient.
+    placement = place(rows, step.layout, rng) if rows else Placement(step.layout)
     witnesses = choose_witnesses(step.layout, placement.support(), rng)
     coordinates = Coordinates(witnesses, placement)
     names = tuple(slot.name for slot in step.layout)
@@ -98,12 +100,6 @@ def begin_session(
         inserter = HandedRows(planner)
     noise = NoiseWatch(witnesses, alone=not ranks.several, coefficients=coefficients)
     return AuditSession(planner, inserter, step.tap(coordinates.by_tensor), noise, sample_rate)
-
-
-def _placed(canaries: Sequence[object], step: DPSGDStep, rng: np.random.Generator) -> Placement:
-    """Place the gradient canaries; an input canary uses all coordinates of the gradient."""
-    rows = [canary for canary in canaries if isinstance(canary, GradientCanary)]
-    return place(rows, step.layout, rng) if rows else Placement(step.layout)
 
 
 def _with_game(header: RecordHeader, canary: InputCanary) -> RecordHeader:

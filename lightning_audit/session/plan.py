@@ -261,7 +261,7 @@ class Plan:
             live = located.shares(~seen.dead, count)
             dead_canary = bool(((self.coins[located.row] > 0) & seen.dead[located.at]).any())
 
-        def along(values: FloatArray | None) -> FloatArray | None:
+        def in_noise_units(values: FloatArray | None) -> FloatArray | None:
             if values is None:
                 return None
             size = float(np.sqrt(np.mean(values[at] ** 2)))
@@ -269,7 +269,7 @@ class Plan:
                 return None
             return located.products(values, count) / size
 
-        rest = None if seen.replaced else along(seen.values)
+        rest = None if seen.replaced else in_noise_units(seen.values)
         moved = None if seen.moves is None else -seen.moves.update
-        both = None if rest is None else (rest, along(seen.used), along(moved))
+        both = None if rest is None else (rest, in_noise_units(seen.used), in_noise_units(moved))
         return seen.having(live=live, dead_canary=dead_canary, along=both)

@@ -623,10 +623,9 @@ class StepPlanner(Kept):
             self.batch_sizes.append(size)
 
     def must_copy(self, obstacle: str) -> None:
-        """Note why the rows of a step must be copied, unless ``obstacle`` is empty."""
-        if obstacle:
-            self.note(obstacle)
-            self.copied = True
+        """Note why the rows of a step must be copied."""
+        self.note(obstacle)
+        self.copied = True
 
     def hear(self, *, anyone_copies: bool) -> None:
         """Take over whether any process had to copy rows."""

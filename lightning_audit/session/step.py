@@ -299,7 +299,7 @@ class AuditSession:
         same = same_objects(step.params, self.step.params)
         if same:
             self._unhook()
-            step.take_over(self.step)
+            step.norms = self.step.norms
             self.step = step
             self.planner.step = step
             self.tap = step.tap(self.planner.coordinates.by_tensor, cut_known=self.tap.is_shown)
