@@ -269,19 +269,14 @@ class _Parents:
 
     def remove(self) -> None:
         """Remove the hooks; those of the training, within which a replay has its own, come back."""
-        if self._before is None:
-            _unwatch(self._optimizer)
-        else:
+        if self._before is not None:
             _hooks[self._optimizer] = self._before
-
-
-def _unwatch(optimizer: torch.optim.Optimizer) -> None:
-    """Restore the steps of parent classes after the last hooks were removed."""
-    _hooks.pop(optimizer, None)
-    while not _hooks and _unwatched:
-        parent, (step, watched) = _unwatched.popitem()
-        if vars(parent)["step"] is watched:  # not wrapped since
-            parent.step = step  # type: ignore[attr-defined]
+            return
+        _hooks.pop(self._optimizer, None)
+        while not _hooks and _unwatched:  # the last ones were removed
+            parent, (step, watched) = _unwatched.popitem()
+            if vars(parent)["step"] is watched:  # not wrapped since
+                parent.step = step  # type: ignore[attr-defined]
 
 
 def _watched(step: Any) -> Any:

@@ -84,14 +84,7 @@ def begin_session(
     store = open_store(header) if open_store else None
     recorder = Recorder(header, config.significance, witnesses, store, own)
     planner = StepPlanner(
-        step,
-        config,
-        placement,
-        coordinates,
-        rng,
-        ranks,
-        recorder,
-        track_batch_sizes=track_batch_sizes,
+        step, config, coordinates, rng, ranks, recorder, track_batch_sizes=track_batch_sizes
     )
     inserter = GradientRows(planner)
     if isinstance(first, InputCanary):

@@ -174,9 +174,9 @@ class Between:
             self.asks |= "sum" not in self.found
             self._note("sum")
         self._held |= relation in ("rule", "linear")
-        k, fit = int(np.argmax(parts)), self._planner.fit
+        k, planner = int(np.argmax(parts)), self._planner
         # Several rows may be views of one record, which averages them.
-        alone = (fit is not None and fit.views == 1) or parts[k] * limit > _ALONE * norms[k]
+        alone = (planner.tried and planner.fit.views == 1) or parts[k] * limit > _ALONE * norms[k]
         if alone and parts[k] > 1.0 + beyond:
             self._note("row", float(parts[k]))
             self.clipping = self.clipping or _clipping(parts, norms / limit)

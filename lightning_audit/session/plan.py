@@ -76,6 +76,7 @@ class Coordinates:
     """
 
     def __init__(self, witnesses: Witnesses, placement: Placement) -> None:
+        self.placement = placement
         self._fixed = [not item.canary.moving for item in placement.placed]
         self._known: Located | None = None
         self._start: dict[int, int] = {}

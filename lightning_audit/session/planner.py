@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import distributed
 
-from lightning_audit.canaries.gradient import Placement
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
@@ -301,8 +300,7 @@ class StepPlanner(Kept):
     Args:
         step: the adapter.
         config: what to audit, and how.
-        placement: positions of the canaries in the gradient.
-        coordinates: the entries that are read.
+        coordinates: the entries that are read, and the positions of the canaries among them.
         rng: the audit's own generator.
         ranks: the processes of the training.
         recorder: counts the steps, and stores whether clipping is broken.
@@ -316,7 +314,6 @@ class StepPlanner(Kept):
         self,
         step: DPSGDStep,
         config: AuditConfig,
-        placement: Placement,
         coordinates: Coordinates,
         rng: np.random.Generator,
         ranks: Ranks,
@@ -330,7 +327,6 @@ class StepPlanner(Kept):
         self.ranks = ranks
         self.recorder = recorder
         self.rng = rng
-        self._placement = placement
         #: Key of the shared coins; all processes draw it from the same seed.
         self._key = int(rng.integers(2**63)) if ranks.several else 0
         #: Key of the rows' positions, order and lengths; from a spawned generator, which leaves
@@ -338,7 +334,7 @@ class StepPlanner(Kept):
         self._looks_key = int(rng.spawn(1)[0].integers(2**63))
         #: Whether this process, or any, had to copy rows; True for "any" until all have reported.
         self.copied, self.anyone_copies = False, True
-        self.notes = list(placement.skipped)
+        self.notes = list(coordinates.placement.skipped)
         self.pass_blockers: list[str] = []
         #: Why steps were lost, if parameters had no gradient: it prevents a pass if many were.
         self.missing = ""
@@ -347,8 +343,8 @@ class StepPlanner(Kept):
         self.rows_taken: int | None = 0
         #: Number of gradients that a hand-written training has handed over in its steps so far.
         self.rows_handed = 0
-        #: How rows fit into the optimizer's own clipping; None before that is known.
-        self.fit: Fit | None = None
+        #: How rows fit into the optimizer's own clipping; whether that was tried.
+        self.fit, self.tried = Fit(), False
         #: Smallest oversize of the run's canaries; a resumed run may have changed it.
         self.oversize = config.oversize
         self._track = track_batch_sizes
@@ -370,7 +366,7 @@ class StepPlanner(Kept):
             ValueError: the optimizer's claim cannot be read, as without per-sample gradients.
         """
         stated, own = self.step.claim(accumulated), self.config.claim
-        if self.fit is not None and self.fit.views > 1:
+        if self.fit.views > 1:
             stated = replace(stated, views=self.fit.views)
         if own is None:
             return stated
@@ -433,10 +429,10 @@ class StepPlanner(Kept):
         ranks, number = self.ranks, self.recorder.steps
         rng = ranks.coins(self._key, number) if ranks.several else self.rng
         coins = self._toss(rng)
-        directions = self._placement.draw(rng)
+        directions = self.coordinates.placement.draw(rng)
         located = self.coordinates.locate(directions)
         adds = not ranks.several or ranks.adds(number)
-        fit = self.fit or Fit()
+        fit = self.fit
         among = self._by_number(0) % _AMONG == 0 and fit.views == 1
         return Plan(
             claim,
@@ -505,7 +501,7 @@ class StepPlanner(Kept):
         Args:
             free: whether their rows need no copy.
         """
-        if self.fit is not None and self.fit.why_not:
+        if self.fit.why_not:
             return False
         every = self.config.every_n_steps
         if self.ranks.several:  # all processes must decide alike, also if only some must copy
@@ -553,7 +549,7 @@ class StepPlanner(Kept):
     @property
     def shows_noise(self) -> bool:
         """Whether the release is the clipped sum with noise, as far as is known."""
-        return self.fit is None or self.fit.noise
+        return self.fit.noise
 
     def try_rows(self) -> bool:
         """Find out, before the first step, how rows fit into the optimizer's own clipping.
@@ -566,7 +562,7 @@ class StepPlanner(Kept):
             self.step.take_out()
             return self.plan(self.claim()).directions
 
-        self.fit = Fit()
+        self.tried = True
         self.fit = fit_of(self.step, draw)
         if self.fit.why_not:
             self.leave_rows_out(self.fit)
@@ -574,7 +570,7 @@ class StepPlanner(Kept):
 
     def leave_rows_out(self, fit: Fit) -> None:
         """Add no row of gradients from now on, since they do not fit."""
-        self.fit, kind = fit, type(self.step.optimizer).__name__
+        self.fit, self.tried, kind = fit, True, type(self.step.optimizer).__name__
         self.block_pass(_NO_ROWS.format(kind=kind, why=fit.why_not))
 
     # ------------------------------------------------------------------ observations
@@ -604,8 +600,7 @@ class StepPlanner(Kept):
         """Count a step's part that is not the last, and its samples, before canaries enter it."""
         size = self.step.batch_size()
         if self.rows_taken is not None:
-            views = self.fit.views if self.fit else 1
-            self.rows_taken = None if size is None else self.rows_taken + size // views
+            self.rows_taken = None if size is None else self.rows_taken + size // self.fit.views
         self._parts.passed()
 
     def count_batch(self, plan: Plan | None) -> None:
@@ -616,7 +611,7 @@ class StepPlanner(Kept):
             return
         own = plan is not None and not plan.earlier
         size -= plan.added if plan is not None and own else 0
-        size //= self.fit.views if self.fit else 1
+        size //= self.fit.views
         if self.rows_taken is not None:
             self.rows_taken += size
         if self._track:

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -273,6 +274,7 @@ class AuditSession:
         Lightning's hooks run only for steps that Lightning itself takes.
         """
         optimizer, between = self.step.optimizer, self.between
+        noise = partial(self._on, Event.NOISE)
         between.begin()
         self._hooks += [
             # Inside of the others: a failure of theirs finds the canaries in the gradient.
@@ -287,12 +289,12 @@ class AuditSession:
             own = [n for n in ("clip_and_accumulate", "pre_step") if n in own_methods(optimizer)]
             self._hooks += [Retry(optimizer, n, self._hold, self._without_rows) for n in own]
         self._hooks += [
-            MethodHook(optimizer, "pre_step", self._clip, lambda: self._on(Event.CLIPPED)),
-            watch_cut(optimizer, self.noise_is_in, self.noise_is_in),
+            MethodHook(optimizer, "pre_step", self._clip, partial(self._on, Event.CLIPPED)),
+            watch_cut(optimizer, noise, noise),  # before any post-processing
         ]
 
     def _update_hooks(self) -> StepHooks:
-        return self.tap.hooks(self._arrive, lambda: self._on(Event.UPDATED))
+        return self.tap.hooks(partial(self._on, Event.UPDATE), partial(self._on, Event.UPDATED))
 
     def follow(self, step: DPSGDStep) -> bool:
         """Switch to a new optimizer over the same parameters; return False if they differ."""
@@ -376,7 +378,7 @@ class AuditSession:
     def inject(self) -> None:
         """Insert the canaries of an announced step, before clipping and noise."""
         self._look_at_noise()
-        untried = self.planner.fit is None and type(self.inserter) is GradientRows
+        untried = not self.planner.tried and type(self.inserter) is GradientRows
         if untried and self.planner.try_rows():
             self._drop()
             self.stage = State.SKIPPED
@@ -415,14 +417,6 @@ class AuditSession:
     def _noise_ends(self) -> None:
         self._pass_noise()
         self.between.noise_ends()
-
-    def noise_is_in(self) -> None:
-        """Read the gradient right after the noise was added, before any post-processing."""
-        self._on(Event.NOISE)
-
-    def _arrive(self, level: int) -> None:
-        """Read the gradient when the updating optimizer has it, at a level of nested steps."""
-        self._on(Event.UPDATE, level)
 
     def _clip(self) -> None:
         """Insert the canaries just before clipping, if the step was not announced."""
