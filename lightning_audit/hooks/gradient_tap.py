@@ -505,7 +505,7 @@ class GradientTap:
         coordinates: tensor -> flat coordinates to read, distinct in a tensor.
     """
 
-    _hooks: type[StepHooks] = StepHooks
+    _kind: type[StepHooks] = StepHooks
 
     def __init__(
         self,
@@ -560,8 +560,8 @@ class GradientTap:
 
     def hooks(self, at_update: Callable[[int], None], end: Callable[[], None]) -> StepHooks:
         """Return hooks around the steps of the optimizer that updates; see `StepHooks`."""
-        kind, skip = self._hooks, self.skip_step
-        return kind(self._optimizer, self.begin_step, at_update, end, at_update, skip)
+        begin, skip = self.begin_step, self.skip_step
+        return self._kind(self._optimizer, begin, at_update, end, at_update, skip)
 
     def judged(self, seen: Observation, *, asked: bool) -> tuple[Observation, str]:
         """Return the usable part of a reading, and what it has that prevents a pass, or "".

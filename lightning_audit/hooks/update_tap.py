@@ -43,7 +43,7 @@ class UpdateTap(GradientTap):
         cut_known: whether the training's code calls `lightning_audit.released`.
     """
 
-    _hooks = ClosureHooks
+    _kind = ClosureHooks
 
     def __init__(
         self,

@@ -108,11 +108,7 @@ class Coordinates:
         if all(self._fixed):
             return self._known
         moving = self._located(directions, fixed=False)
-        both = zip(
-            (self._known.row, self._known.at, self._known.value),
-            (moving.row, moving.at, moving.value),
-            strict=True,
-        )
+        both = zip(vars(self._known).values(), vars(moving).values(), strict=True)
         return Located(*(np.concatenate(parts) for parts in both))
 
     def _located(self, directions: Sequence[Direction], *, fixed: bool) -> Located:
