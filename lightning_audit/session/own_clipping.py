@@ -81,12 +81,12 @@ class Held:
         self._own, generator = dict(vars(step.optimizer)), step.optimizer.generator
         own = [generator_state(generator)] if isinstance(generator, torch.Generator) else []
         self._generators = [GlobalGenerators().put_back, *own]
-        self._rows = [_copied(getattr(p, "grad_sample", None), copy=copy) for p in step.params]
+        self._rows = [_copy_of(getattr(p, "grad_sample", None), copy=copy) for p in step.params]
         self._versions = self._now()
         #: Rows that an earlier step has used, by number.
         self._used = {k for k, t in enumerate(self._tensors()) if hasattr(t, "_processed")}
-        self._sums = [_copied(total) for total in summed_by_opacus(step.params)]
-        self._grads = [_copied(p.grad) for p in step.params]
+        self._sums = [_copy_of(total) for total in summed_by_opacus(step.params)]
+        self._grads = [_copy_of(p.grad) for p in step.params]
 
     def _tensors(self) -> list[torch.Tensor]:
         return [t for rows in self._rows for t in _each(rows)]
@@ -107,9 +107,9 @@ class Held:
             if number not in self._used:
                 vars(tensor).pop("_processed", None)
         for param, rows, total, grad in kept:
-            param.grad_sample = _copied(rows, copy=self._copy)  # type: ignore[attr-defined]
-            param.summed_grad = _copied(total)  # type: ignore[attr-defined]
-            param.grad = _copied(grad)
+            param.grad_sample = _copy_of(rows, copy=self._copy)  # type: ignore[attr-defined]
+            param.summed_grad = _copy_of(total)  # type: ignore[attr-defined]
+            param.grad = _copy_of(grad)
         return True
 
 
@@ -117,9 +117,9 @@ def _each(rows: Any) -> Iterator[torch.Tensor]:
     yield from (t for t in (rows if isinstance(rows, list) else [rows]) if t is not None)
 
 
-def _copied(value: Any, *, copy: bool = True) -> Any:
+def _copy_of(value: Any, *, copy: bool = True) -> Any:
     if isinstance(value, list):
-        return [_copied(tensor, copy=copy) for tensor in value]
+        return [_copy_of(tensor, copy=copy) for tensor in value]
     if not (copy and isinstance(value, torch.Tensor)):
         return value
     made = value.detach().clone()
@@ -265,7 +265,7 @@ class _Trial:
                 for t, p in zip(held, step.params, strict=True)
             ]
         except Exception as error:
-            return raised(error)
+            return error_place(error)
         finally:
             self._held.put_back()
 
@@ -274,7 +274,7 @@ def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([each.detach().double().cpu().reshape(-1) for each in tensors])
 
 
-def raised(error: Exception) -> str:
+def error_place(error: Exception) -> str:
     """Return an exception's type and place, without its text, which may contain data."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"

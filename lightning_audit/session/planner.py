@@ -400,7 +400,7 @@ class StepPlanner(Kept):
             return None
         return self._last_claim
 
-    def claimed_again(self, plan: Plan) -> Plan:
+    def reread_claim(self, plan: Plan) -> Plan:
         """Read the claim again just before clipping: the user's hooks may have set the noise."""
         claim = self.known_claim()
         if claim is None or claim == plan.claim:
@@ -408,7 +408,7 @@ class StepPlanner(Kept):
         self._last_claim = claim
         return replace(plan, claim=claim)
 
-    def settled(self, plan: Plan, now: StepClaim) -> Plan:
+    def plan_after_noise(self, plan: Plan, now: StepClaim) -> Plan:
         """Return a plan with the claim that was changed between clipping and noise.
 
         The smaller of the two noise multipliers is used, so that raising it for a moment gains

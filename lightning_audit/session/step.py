@@ -48,7 +48,7 @@ from lightning_audit.record.store import (
 )
 from lightning_audit.session.between import Between
 from lightning_audit.session.entrances import GradientRows, HandedRows, InputSample
-from lightning_audit.session.own_clipping import Fit, Held, own_methods, raised
+from lightning_audit.session.own_clipping import Fit, Held, error_place, own_methods
 from lightning_audit.session.plan import Plan
 from lightning_audit.session.planner import FULL_STEPS, THINNED, StepPlanner
 from lightning_audit.session.reading import NoiseWatch, ReleaseWatch
@@ -539,18 +539,18 @@ class AuditSession:
             self._put_in_again()
             return
         meant = self.planner.end_parts()  # before the optimizer clears its skip signal
-        self._plan = self._confirmed()
+        self._plan = self._laid_out_plan()
         planner.count_batch(self._plan)
         if self._plan is None:
             claim = planner.claim_now()
             if claim is None:
                 self._after = State.PLANNED
                 return
-            self._plan = self._copied(claim)
+            self._plan = self._copied_plan(claim)
         if meant:
             self._plan = replace(self._plan, meant=True)
 
-    def _confirmed(self) -> Plan | None:
+    def _laid_out_plan(self) -> Plan | None:
         """Return the plan of the laid out rows, if they are in the step's gradients."""
         plan = self._plan
         if plan is None or self.stage is not State.LAID_OUT:
@@ -564,7 +564,7 @@ class AuditSession:
         except torch.OutOfMemoryError:
             return self._without_room(plan)
 
-    def _copied(self, claim: StepClaim) -> Plan:
+    def _copied_plan(self, claim: StepClaim) -> Plan:
         """Plan a step after its backward passes, and insert its canaries."""
         planner = self.planner
         if not planner.is_due(free=False) or self.recorder.clipping_is_broken:
@@ -620,11 +620,11 @@ class AuditSession:
         self._after = self.stage
         if not chosen:
             return
-        plan = self._confirmed()
+        plan = self._laid_out_plan()
         self._after = State.SKIPPED
         if plan is None:
             with contextlib.suppress(ValueError):  # reported at the end of the step
-                plan = self._copied(planner.claim())
+                plan = self._copied_plan(planner.claim())
         if plan is not None and plan.status == INJECTED:
             self._plan, self._after = replace(plan, earlier=True), State.SUMMED
 
@@ -651,7 +651,7 @@ class AuditSession:
 
     def _claim_again(self) -> None:
         if self._plan is not None:
-            self._plan = self.planner.claimed_again(self._plan)
+            self._plan = self.planner.reread_claim(self._plan)
 
     def _take_rows_out(self) -> None:
         """Remove any canary from the gradients of a part of a split batch that was clipped."""
@@ -671,7 +671,7 @@ class AuditSession:
         self._plan = plan
         claim = self.planner.claim()
         self._drop()
-        self.planner.leave_rows_out(Fit(f"it raises {raised(error)}"))
+        self.planner.leave_rows_out(Fit(f"it raises {error_place(error)}"))
         self._plan = self.planner.without_canary(claim, DROPPED)
         return ""
 
@@ -800,7 +800,7 @@ class AuditSession:
         if self._plan is not None:
             plan = self._plan
             if now is not None and now != plan.claim:
-                self._plan = plan = planner.settled(plan, now)
+                self._plan = plan = planner.plan_after_noise(plan, now)
             taken, changed = self.inserter.take_out(plan, self._divisor(plan.claim), grads)
         # If not sure, the gradient that is read may differ from the released one.
         self._is_sure = self.tap.read(taken, changed=changed)
@@ -828,7 +828,7 @@ class AuditSession:
             seen, lack = self.tap.judged(seen, asked=self._asked)
             if lack:
                 self.planner.block_pass(lack)
-        plan = self._plan or self._unplanned()
+        plan = self._plan or self._empty_plan()
         if plan.added:
             self.inserter.clear(plan, clipped_sums(self.step.params))
         self._drop()  # from now on the user's code sees the batch's gradients only
@@ -837,7 +837,7 @@ class AuditSession:
         self.step.release()
         self._behind = self._agreed = self._asked = False
 
-    def _unplanned(self) -> Plan:
+    def _empty_plan(self) -> Plan:
         """Return a plan for a step without one: its probe coordinates are read anyway."""
         known = self.planner.changed_at is None
         if isinstance(self.inserter, HandedRows):
@@ -958,7 +958,7 @@ class AuditSession:
     def _settle(self) -> None:
         now = self.planner.known_claim()
         if now is not None and self._plan is not None:
-            self._plan = self.planner.settled(self._plan, now)
+            self._plan = self.planner.plan_after_noise(self._plan, now)
 
     # ------------------------------------------------------------------ checkpoints
 
