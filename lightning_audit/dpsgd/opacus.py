@@ -52,7 +52,7 @@ from lightning_audit.dpsgd.protocol import (
 )
 from lightning_audit.hooks.boundary import current, entry
 from lightning_audit.hooks.gradient_tap import CanaryRows, as_rows, send, summed_by_opacus
-from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot
+from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot, same_objects
 
 # --- Finds the accountant in a private optimizer's step hook.
 
@@ -631,7 +631,7 @@ class OpacusStep(DPSGDStep):
 
     def concerns(self, coming: Backward) -> bool:
         """Return whether the coming backward pass may reach this optimizer's parameters."""
-        return self.same_params() and self._prefill.in_use()
+        return same_objects(self.trained(), self.params) and self._prefill.in_use()
 
     def obstacle(self, coming: Backward) -> str:
         """Return why the coming backward's rows must be copied; empty if they need not."""

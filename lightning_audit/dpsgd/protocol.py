@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lightning_audit.hooks.gradient_tap import GradientTap
-from lightning_audit.layout import Direction, IndexArray, Layout, same_objects
+from lightning_audit.layout import Direction, IndexArray, Layout
 
 #: Of the positions of canaries' rows among those of the data; None: after them.
 Seed = Sequence[int] | None
@@ -118,10 +118,6 @@ class DPSGDStep(ABC):
     @abstractmethod
     def trained(self) -> Sequence[torch.nn.Parameter]:
         """Return the parameters that are trained now; ``params`` has those of the start."""
-
-    def same_params(self) -> bool:
-        """Return whether `trained` still gives ``params``."""
-        return same_objects(self.trained(), self.params)
 
     @abstractmethod
     def claim(self, accumulated: int | None = None) -> StepClaim:

@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -236,27 +237,26 @@ class Plan:
             coordinates: the entries that were read.
         """
         located, count, at = self.located, len(self.coins), coordinates.witness_at
-        seen = seen.having(
-            canaries=self.recorded,
-            noise_multiplier=self.claim.noise_multiplier,
-            max_grad_norm=self.claim.max_grad_norm,
-            scale=self.claim.scale,
-            coins=self.coins,
-            readings=self.readings(drawn, seen.dead),
-            witnesses=drawn[at],
-        )
-        live, dead_canary = np.ones(count), False
+        own: dict[str, Any] = {
+            "canaries": self.recorded,
+            "noise_multiplier": self.claim.noise_multiplier,
+            "max_grad_norm": self.claim.max_grad_norm,
+            "scale": self.claim.scale,
+            "coins": self.coins,
+            "readings": self.readings(drawn, seen.dead),
+            "witnesses": drawn[at],
+            "live": np.ones(count),
+        }
         if seen.dead is not None:
             whole = coordinates.empty_tensors(seen.dead)
-            seen = seen.having(dead_witnesses=seen.dead[at], dead_tensors=whole)
+            own |= {"dead_witnesses": seen.dead[at], "dead_tensors": whole}
         if seen.at_cut and not seen.replaced:
-            used = None if seen.used is None else seen.used[at]
-            seen = seen.having(followed=(seen.values[at], used))
+            own["followed"] = seen.values[at], None if seen.used is None else seen.used[at]
         if located is None or self.status != INJECTED:
-            return seen.having(live=live)
+            return seen.having(**own)
         if seen.dead is not None:
-            live = located.shares(~seen.dead, count)
-            dead_canary = bool(((self.coins[located.row] > 0) & seen.dead[located.at]).any())
+            hit = (self.coins[located.row] > 0) & seen.dead[located.at]
+            own |= {"live": located.shares(~seen.dead, count), "dead_canary": bool(hit.any())}
 
         def in_noise_units(values: FloatArray | None) -> FloatArray | None:
             if values is None:
@@ -267,6 +267,7 @@ class Plan:
             return located.products(values, count) / size
 
         rest = None if seen.replaced else in_noise_units(seen.values)
-        moved = None if seen.moves is None else -seen.moves.update
-        both = None if rest is None else (rest, in_noise_units(seen.used), in_noise_units(moved))
-        return seen.having(live=live, dead_canary=dead_canary, along=both)
+        if rest is not None:
+            moved = None if seen.moves is None else -seen.moves.update
+            own["along"] = rest, in_noise_units(seen.used), in_noise_units(moved)
+        return seen.having(**own)

@@ -28,7 +28,7 @@ from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import Boundary, FailedElsewhere, current
 from lightning_audit.hooks.gradient_tap import CanaryRows
-from lightning_audit.layout import Direction, FloatArray
+from lightning_audit.layout import Direction, FloatArray, same_objects
 from lightning_audit.record.store import INJECTED, NOT_PLANNED, Kept
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.session.own_clipping import Fit, fit_of
@@ -577,11 +577,10 @@ class StepPlanner(Kept):
 
     def layout_holds(self) -> bool:
         """Return whether the trained parameters are those of the start; if not, block a pass."""
-        if self.changed_at is None and not self.step.same_params():
+        trained, start = self.step.trained(), self.step.params
+        if self.changed_at is None and not same_objects(trained, start):
             self.changed_at = self.recorder.steps
-            before, now = (
-                {id(p): p for p in params} for params in (self.step.params, self.step.trained())
-            )
+            before, now = ({id(p): p for p in params} for params in (start, trained))
             joined = [str(tuple(p.shape)) for number, p in now.items() if number not in before]
             left = sum(number not in now for number in before)
             what = f"{left} left" if left else ""
