@@ -206,8 +206,9 @@ class _Trial:
             ]
             seen.append((adds, float(torch.stack([part.norm() for part in left]).norm())))
         (long, rest), (other, beside), (short, bent) = seen
-        spared = views == 1 and long.max() > 1.0 + _EXACT  # of what is left of a row, clipped later
-        if spared or max(rest, beside, *np.abs(other - long[1:])) > _EXACT:
+        change = max(rest, beside, *np.abs(other - long[1:])) > _EXACT
+        # A single row adds too much of what is left of it, if that is clipped later.
+        if change or (views == 1 and long.max() > 1.0 + _EXACT):
             return Fit("they change what the records add", noise=self._noise_is_alone(way))
         if views > 1 and np.abs(long - 1.0).max() > _EXACT:
             return Fit("they do not add what a record adds")
