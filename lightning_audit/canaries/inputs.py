@@ -104,8 +104,7 @@ def sample_of(batch: Any, row: int, input_name: str | None, label_name: str | No
     """
     leaves = _named_leaves(batch)
     _rows(leaves)
-    names = [name for name, _ in leaves]
-    tensors = [tensor for _, tensor in leaves]
+    names, tensors = zip(*leaves, strict=True)
     input_at = _found(names, "input", input_name)
     if input_at is None:
         floating = [i for i, tensor in enumerate(tensors) if tensor.is_floating_point()]

@@ -10,8 +10,9 @@ from opacus.grad_sample import GradSampleModule
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 
 from lightning_audit.dpsgd.ghost import GhostStep
-from lightning_audit.dpsgd.opacus import OpacusStep
+from lightning_audit.dpsgd.opacus import OpacusStep, is_opacus
 from lightning_audit.dpsgd.protocol import StepClaim
+from lightning_audit.hooks.boundary import nothing
 from lightning_audit.hooks.step_hooks import MethodHook
 
 # --- Chooses the adapter of an optimizer, and reads `make_private`'s settings off its module.
@@ -35,11 +36,11 @@ def draws_poisson(module: torch.nn.Module) -> bool | None:
     """
     wrapped = [m for m in module.modules() if isinstance(m, GradSampleModule)]
     # Before Opacus 1.6 a hook forbade it.
-    told = {
+    settings = {
         not getattr(m, "grad_accumulation_allowed", getattr(m, "grad_accumulation_hook", 0) is None)
         for m in wrapped
     }
-    return told.pop() if len(told) == 1 else None
+    return settings.pop() if len(settings) == 1 else None
 
 
 # --- The cut: the point after which a private optimizer's gradient contains its noise.
@@ -49,18 +50,18 @@ _REDUCES, _ADDS = "reduce_gradients", "add_noise"
 
 
 def watch_cut(
-    optimizer: DPOptimizer, call: Callable[[], None], otherwise: Callable[[], None] | None = None
+    optimizer: DPOptimizer, call: Callable[[], None], otherwise: Callable[..., None] = nothing
 ) -> MethodHook:
     """Register a callback after a step's noise is added, before any post-processing.
 
     Args:
         optimizer: the private optimizer.
         call: the callback.
-        otherwise: called instead after the audit has failed; None for nothing.
+        otherwise: called instead after the audit has failed.
     """
     reduces = callable(getattr(optimizer, _REDUCES, None))
     name = _REDUCES if reduces else _ADDS
-    return MethodHook(optimizer, name, after=call, otherwise=otherwise or (lambda: None))
+    return MethodHook(optimizer, name, after=call, otherwise=otherwise)
 
 
 def divisor_at_cut(
@@ -80,7 +81,7 @@ def divisor_at_cut(
     noise_std, scale = claim.noise_multiplier * claim.max_grad_norm, claim.scale
     if callable(getattr(optimizer, _REDUCES, None)):
         return scale
-    own = [name for name in (_ADDS, "scale_grad") if not _is_opacus(optimizer, name)]
+    own = [n for n in (_ADDS, "scale_grad") if not is_opacus(getattr(type(optimizer), n))]
     if len(own) < 2 or noise_std <= 0.0:
         return 1.0
     grads = [p.grad for p in params if p.grad is not None]
@@ -94,8 +95,4 @@ def shows_its_noise(optimizer: object) -> bool:
 
     A user's override may post-process the gradient as well.
     """
-    return isinstance(optimizer, DPOptimizer) and _is_opacus(optimizer, _ADDS)
-
-
-def _is_opacus(optimizer: DPOptimizer, name: str) -> bool:
-    return str(getattr(type(optimizer), name).__module__).startswith("opacus.")
+    return isinstance(optimizer, DPOptimizer) and is_opacus(type(optimizer).add_noise)

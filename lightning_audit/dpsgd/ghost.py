@@ -20,10 +20,11 @@ from opacus.optimizers import DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 
 from lightning_audit.dpsgd.opacus import OpacusStep, as_number, backward_hook
-from lightning_audit.dpsgd.protocol import Backward, CannotEnter, NormsSeen
-from lightning_audit.hooks.boundary import around
-from lightning_audit.hooks.gradient_tap import CanaryRows, as_rows
-from lightning_audit.layout import Direction
+from lightning_audit.dpsgd.protocol import Backward, CannotEnter, NormsSeen, Seed
+from lightning_audit.hooks.boundary import nothing
+from lightning_audit.hooks.gradient_tap import CanaryRows, GradientTap, as_rows
+from lightning_audit.hooks.step_hooks import MethodHook
+from lightning_audit.layout import Direction, IndexArray
 
 _NO_GHOST_LOSS = (
     "the loss is not that of make_private's criterion, or its backward pass was not announced "
@@ -54,14 +55,14 @@ class GhostStep(OpacusStep):
         self._loss: Any = None
         #: Opacus' module, which stores the norms of its last backward pass.
         self._teller: Any = None
-        self._module: Any = None
-        self._before: Any = None
+        #: On the module's computation of norms, between the backward passes.
+        self._hook: MethodHook | None = None
         self._canaries = CanaryRows([])
         self._norm = 0.0
         #: Zeros as the canaries' losses; their gradients are the clipping factors.
         self._losses: torch.Tensor | None = None
         #: Restores the attributes of the user's loss.
-        self._restore: Callable[[], None] = _nothing
+        self._restore: Callable[[], None] = nothing
         self._steps = 0
         self.norms = NormsSeen()
         #: Whether the criterion averages the losses of the batch, so that none is weighed; whether
@@ -73,6 +74,10 @@ class GhostStep(OpacusStep):
         # Parameters with a gradient of another loss; by parameter, the norms that clipped the rest.
         self._raw: set[torch.nn.Parameter] = set()
         self._norms: dict[torch.nn.Parameter, Any] = {}
+
+    def tap(self, coordinates: dict[int, IndexArray], *, cut_known: bool = False) -> GradientTap:
+        """Return the reader of the steps' gradients, which reports each backward pass."""
+        return GradientTap(self.inner, self.params, coordinates, self.note_backward)
 
     def concerns(self, coming: Backward) -> bool:
         """Return whether the coming loss is that of Opacus' criterion for this optimizer."""
@@ -89,17 +94,14 @@ class GhostStep(OpacusStep):
             return _AVERAGED
         return f"no canary entered, because {_NO_GHOST_LOSS}"
 
-    def lay_out(
-        self, rows: Sequence[Direction], norm: float, seed: Sequence[int] | None = None
-    ) -> None:
+    def lay_out(self, rows: Sequence[Direction], norm: float, seed: Seed = None) -> None:
         """Append the canaries to norms and losses after the first backward pass."""
-        loss, module = self._loss, self._loss.module
-        self._loss, self._module, self._losses = None, module, None
+        loss, count = self._loss, len(rows)
+        self._loss = self._losses = None
         self._canaries, self._norm = as_rows(rows), norm
-        own_norms, self._before = module.get_norm_sample, vars(module).get(_NORMS)
-        count = len(rows)
 
         def joined(norms: torch.Tensor) -> torch.Tensor:
+            self._put_back()
             self._look_at(loss, norms)
             self._restore = _restoring(loss)
             terms = loss.loss_per_sample.new_zeros(count, requires_grad=True)
@@ -109,7 +111,7 @@ class GhostStep(OpacusStep):
             _leave_out_of_adaptation(loss, count)
             return torch.cat([norms, own])
 
-        vars(module)[_NORMS] = around(own_norms, lambda: self._put_back(), joined)
+        self._hook = MethodHook(loss.module, _NORMS, after=joined, shown=True)
 
     def _look_at(self, loss: Any, norms: torch.Tensor) -> None:
         """Compare the norm that clipping uses for a sample with that of its formed gradient."""
@@ -153,7 +155,7 @@ class GhostStep(OpacusStep):
     def conceal(self) -> None:
         """Restore the user's loss; the canaries are not in the gradients yet."""
         self._restore()
-        self._restore = _nothing
+        self._restore = nothing
 
     def put_in(self) -> bool:
         """Add the canaries, each times its clipping factor, to the sum before its noise."""
@@ -171,11 +173,7 @@ class GhostStep(OpacusStep):
         return True
 
     def copy_in(
-        self,
-        rows: Sequence[Direction],
-        norm: float,
-        seed: Sequence[int] | None = None,
-        part: int = -1,
+        self, rows: Sequence[Direction], norm: float, seed: Seed = None, part: int = -1
     ) -> None:
         """Refuse: after the backward pass no canary can be added.
 
@@ -193,11 +191,9 @@ class GhostStep(OpacusStep):
 
     def _put_back(self) -> None:
         """Restore the module's `get_norm_sample`."""
-        module, self._module = self._module, None
-        if module is not None:
-            vars(module).pop(_NORMS, None)
-            if self._before is not None:
-                vars(module)[_NORMS] = self._before
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            hook.remove()
 
     def lost_rows(self) -> torch.Tensor | None:
         """Return which samples' gradients are not finite, by the last backward pass's norms."""
@@ -210,10 +206,6 @@ class GhostStep(OpacusStep):
 
     def batch_size(self) -> None:
         """Return None: per-sample gradients are not formed."""
-
-
-def _nothing() -> None:
-    """Restore nothing."""
 
 
 def _restoring(loss: Any) -> Callable[[], None]:

@@ -18,12 +18,14 @@ from lightning_audit.dpsgd.opacus import not_finite
 from lightning_audit.dpsgd.protocol import (
     Backward,
     DPSGDStep,
+    Seed,
     StepClaim,
     UnsupportedOptimizer,
     refuse_repeated_closures,
 )
-from lightning_audit.hooks.gradient_tap import CanaryRows, as_rows
-from lightning_audit.layout import Direction, Layout, TensorSlot
+from lightning_audit.hooks.gradient_tap import CanaryRows, GradientTap, as_rows
+from lightning_audit.hooks.update_tap import UpdateTap
+from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot
 
 Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
 
@@ -129,6 +131,10 @@ class ManualStep(DPSGDStep):
         groups = self.inner.param_groups
         return [p for group in groups for p in group["params"] if p.requires_grad]
 
+    def tap(self, coordinates: dict[int, IndexArray], *, cut_known: bool = False) -> GradientTap:
+        """Return the reader of the gradients that the update uses."""
+        return UpdateTap(self.inner, self.params, coordinates, cut_known=cut_known)
+
     def claim(self, accumulated: int | None = None) -> StepClaim:
         """Return the user's claim, the same for every step and any number of batches."""
         return self._claim
@@ -138,11 +144,7 @@ class ManualStep(DPSGDStep):
         return "the training computes per-sample gradients itself"
 
     def copy_in(
-        self,
-        rows: Sequence[Direction],
-        norm: float,
-        seed: Sequence[int] | None = None,
-        part: int = -1,
+        self, rows: Sequence[Direction], norm: float, seed: Seed = None, part: int = -1
     ) -> None:
         """Keep the rows until `append` or `singles` hands them over."""
         self._waiting = (rows, norm)

@@ -25,7 +25,6 @@ import functools
 import hashlib
 import inspect
 import math
-import operator
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,13 +45,14 @@ from lightning_audit.dpsgd.protocol import (
     Backward,
     CannotEnter,
     DPSGDStep,
+    Seed,
     StepClaim,
     UnsupportedOptimizer,
     refuse_repeated_closures,
 )
 from lightning_audit.hooks.boundary import current, entry
-from lightning_audit.hooks.gradient_tap import CanaryRows, as_rows, send
-from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot
+from lightning_audit.hooks.gradient_tap import CanaryRows, as_rows, send, summed_by_opacus
+from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot, same_objects
 
 # --- Finds the accountant in a private optimizer's step hook.
 
@@ -151,7 +151,7 @@ def _variables(item: Any) -> dict[str, Any]:
 # --- Positions of canaries among a batch's rows: canaries are swapped with rows of the data.
 
 
-def draw_places(seed: Sequence[int] | None, batch: int, canaries: int) -> IndexArray:
+def draw_places(seed: Seed, batch: int, canaries: int) -> IndexArray:
     """Draw distinct rows of the batch for the first canaries; the others stay after the batch.
 
     The number that stays is drawn as if the canaries' positions were uniform over all rows, so that
@@ -294,9 +294,8 @@ class RowBuffer:
 
     def arrived(self) -> bool:
         """Return whether the rows are in the parameter's per-sample gradients, hidden or not."""
-        held = getattr(self._param, "grad_sample", None)
-        tensors = held if isinstance(held, list) else [held]
-        return self._fits and any(tensor is self._own or tensor is self.whole for tensor in tensors)
+        held = batches_of(self._param)
+        return self._fits and any(tensor is self._own or tensor is self.whole for tensor in held)
 
     def reveal(self) -> None:
         """Replace the view by all rows."""
@@ -310,6 +309,12 @@ class RowBuffer:
             delattr(self._param, BUFFER)
         elif held is self.whole:  # a part of the backward pass is in it
             setattr(self._param, BUFFER, self._own)
+
+
+def batches_of(param: Any) -> list[Any]:
+    """Return a parameter's per-sample gradients, one tensor per accumulated batch, or None."""
+    held = getattr(param, "grad_sample", None)
+    return held if isinstance(held, list) else [held]
 
 
 def exchange(param: Any, old: torch.Tensor, new: torch.Tensor) -> None:
@@ -346,11 +351,7 @@ class RowPrefill:
         self, params: Sequence[torch.nn.Parameter], modules: Iterable[torch.nn.Module]
     ) -> None:
         self._params = params
-        self._hooked = [
-            (module, list(module.parameters()))
-            for module in modules
-            if backward_hook(module) is not None
-        ]
+        self._hooked = [module for module in modules if backward_hook(module) is not None]
         self._buffers: list[RowBuffer] = []
         self._batch = 0
 
@@ -371,7 +372,7 @@ class RowPrefill:
         if any(getattr(p, "_forward_counter", 0) < 1 for p in self._params):
             return "not every trained parameter took part in the forward pass"
         sizes = set()
-        for module, _ in self._hooked:
+        for module in self._hooked:
             recorded = module.__dict__.get("activations") or []
             if not recorded:
                 continue
@@ -467,9 +468,8 @@ def waiting_not_finite(
     Returns:
         One boolean per sample, ``[n]``; None if gradients are missing.
     """
-    held = [getattr(p, "grad_sample", None) for p in params]
     known = []
-    for batch in zip(*(h if isinstance(h, list) else [h] for h in held), strict=False):
+    for batch in zip(*map(batches_of, params), strict=False):
         if not all(isinstance(t, torch.Tensor) for t in batch):
             return None
         counts = {canaries.get(id(t), 0) for t in batch}
@@ -489,10 +489,6 @@ def all_finite(tensors: Sequence[torch.Tensor | None]) -> bool:
 
 # --- Opacus' `DPOptimizer`: canaries are additional rows of every parameter's `grad_sample`.
 
-#: Subclasses of DPOptimizer that cannot be audited, and what to train with instead.
-_UNSUPPORTED = {
-    "FSDPOptimizerFastGradientClipping": "DistributedDataParallel and grad_sample_mode='ghost'",
-}
 _COPIED = "per-sample gradients had to be copied to add canaries, which costs time"
 
 
@@ -550,7 +546,7 @@ class OpacusStep(DPSGDStep):
         self._entered: list[weakref.ref[torch.Tensor]] = []
         self._rows = 0
         #: The rows of `lay_out`, their norm, and the seed of their positions.
-        self._laid_out: tuple[CanaryRows, float, Sequence[int] | None]
+        self._laid_out: tuple[CanaryRows, float, Seed]
         self._laid_out = CanaryRows([]), 0.0, None
         #: Ids of gradients with canaries among the data's rows; rows subtracted for AdaClip.
         self._swapped: list[int] = []
@@ -565,12 +561,8 @@ class OpacusStep(DPSGDStep):
 
     def trained(self) -> Sequence[torch.nn.Parameter]:
         """Return the parameters that Opacus clips."""
-        return list(self.optimizer.params)
-
-    def same_params(self) -> bool:
-        """Return whether Opacus clips the parameters of the start, by identity."""
-        now = self.optimizer.params
-        return len(now) == len(self.params) and all(map(operator.is_, now, self.params))
+        params: Sequence[torch.nn.Parameter] = self.optimizer.params
+        return params
 
     def claim(self, accumulated: int | None = None) -> StepClaim:
         """Return what the optimizer states now; ``scale`` is 1 for ``loss_reduction="sum"``.
@@ -597,11 +589,7 @@ class OpacusStep(DPSGDStep):
         )
 
     def copy_in(
-        self,
-        rows: Sequence[Direction],
-        norm: float,
-        seed: Sequence[int] | None = None,
-        part: int = -1,
+        self, rows: Sequence[Direction], norm: float, seed: Seed = None, part: int = -1
     ) -> None:
         """Append each row, times ``norm``, to every ``grad_sample``.
 
@@ -628,7 +616,7 @@ class OpacusStep(DPSGDStep):
             self._places = draw_places(None, 0, 0)
         self._rows, self._entered = rows, [weakref.ref(tensor) for tensor in grown]
 
-    def _mingle(self, grown: Sequence[torch.Tensor], seed: Sequence[int] | None) -> None:
+    def _mingle(self, grown: Sequence[torch.Tensor], seed: Seed) -> None:
         """Move canaries among the data's rows if the step has a seed; correct AdaClip's count."""
         if not grown:
             return
@@ -643,7 +631,7 @@ class OpacusStep(DPSGDStep):
 
     def concerns(self, coming: Backward) -> bool:
         """Return whether the coming backward pass may reach this optimizer's parameters."""
-        return self.same_params() and self._prefill.in_use()
+        return same_objects(self.trained(), self.params) and self._prefill.in_use()
 
     def obstacle(self, coming: Backward) -> str:
         """Return why the coming backward's rows must be copied; empty if they need not."""
@@ -658,13 +646,10 @@ class OpacusStep(DPSGDStep):
             reason = self._prefill.obstacle()
         return reason and f"{_COPIED}: {reason}"
 
-    def lay_out(
-        self, rows: Sequence[Direction], norm: float, seed: Sequence[int] | None = None
-    ) -> None:
+    def lay_out(self, rows: Sequence[Direction], norm: float, seed: Seed = None) -> None:
         """Reserve rows for the canaries before the backward pass, without a copy."""
         self._prefill.lay_out(len(rows))
-        own = rows if isinstance(rows, CanaryRows) else CanaryRows(rows)
-        self._laid_out, self._rows, self._entered = (own, norm, seed), len(rows), []
+        self._laid_out, self._rows, self._entered = (as_rows(rows), norm, seed), len(rows), []
 
     def conceal(self) -> None:
         """Hide the rows of `lay_out` from user code after the backward pass, until `put_in`."""
@@ -698,13 +683,9 @@ class OpacusStep(DPSGDStep):
 
     def holds_canaries(self) -> bool:
         """Return whether the gradients to be clipped are those that contain the canaries."""
-        held = [getattr(p, "grad_sample", None) for p in self.params]
         return any(
-            (grown := entered()) is not None
-            and (
-                samples is grown or (isinstance(samples, list) and any(s is grown for s in samples))
-            )
-            for samples, entered in zip(held, self._entered, strict=False)
+            any(samples is entered() for samples in batches_of(p) if samples is not None)
+            for p, entered in zip(self.params, self._entered, strict=False)
         )
 
     def _waiting(self, tensor: int, part: int) -> torch.Tensor:
@@ -744,8 +725,7 @@ class OpacusStep(DPSGDStep):
 
     def batch_size(self) -> int | None:
         """Return the number of rows to be clipped, over all accumulated batches."""
-        held = getattr(self.params[0], "grad_sample", None)
-        batches = held if isinstance(held, list) else [held]
+        batches = batches_of(self.params[0])
         sizes = [len(batch) for batch in batches if isinstance(batch, torch.Tensor)]
         return sum(sizes) if len(sizes) == len(batches) else None
 
@@ -761,8 +741,7 @@ class OpacusStep(DPSGDStep):
 
     def look_at_parts(self) -> None:
         """Check, before a batch's last part is clipped, whether the others' sum is finite."""
-        sums = [getattr(p, "summed_grad", None) for p in self.params]
-        self._earlier_lost = not all_finite(sums)
+        self._earlier_lost = not all_finite(summed_by_opacus(self.params))
 
     def _with_earlier(self, rows: torch.Tensor) -> torch.Tensor:
         """Append one row for the records of earlier parts, if their sum is not finite."""
@@ -807,14 +786,18 @@ def count_noise(optimizer: Any) -> tuple[float, float]:
 
     The count is divided by the batch's real size. Zeros without it.
     """
-    adapts = getattr(type(optimizer), "update_max_grad_norm", None)
     if hasattr(optimizer, "_adjusted_noise_multiplier"):
         std = (optimizer.expected_batch_size or 0.0) / _OF_BATCH
-    elif str(getattr(adapts, "__module__", "")).startswith("opacus."):
+    elif is_opacus(getattr(type(optimizer), "update_max_grad_norm", None)):
         std = optimizer.unclipped_num_std
     else:
         return 0.0, 0.0
     return float(optimizer.noise_multiplier), float(std)
+
+
+def is_opacus(method: Any) -> bool:
+    """Return whether the code of a method is Opacus' own."""
+    return str(getattr(method, "__module__", "")).startswith("opacus.")  # an object may have none
 
 
 def as_number(value: Any) -> float:
@@ -841,12 +824,11 @@ def refuse_unsupported(optimizer: DPOptimizer) -> None:
             "DistributedPerLayerOptimizer clips within the backward pass, before a canary could "
             "enter; train with SimpleDistributedPerLayerOptimizer, which make_private gives."
         )
-    for name, instead in _UNSUPPORTED.items():
-        kind = getattr(opacus_optimizers, name, None)
-        if kind is not None and isinstance(optimizer, kind):
-            raise UnsupportedOptimizer(
-                f"{type(optimizer).__name__} cannot be audited yet; train with {instead} to audit."
-            )
+    if isinstance(optimizer, getattr(opacus_optimizers, "FSDPOptimizerFastGradientClipping", ())):
+        raise UnsupportedOptimizer(
+            f"{type(optimizer).__name__} cannot be audited yet; train with DistributedDataParallel "
+            "and grad_sample_mode='ghost' to audit."
+        )
     if optimizer.loss_reduction == "mean" and not optimizer.expected_batch_size > 0:
         raise UnsupportedOptimizer(
             f"expected_batch_size={optimizer.expected_batch_size!r} must be > 0: gradients are "

@@ -9,7 +9,11 @@ from typing import Any
 
 import torch
 
-from lightning_audit.layout import Direction, Layout, same_objects
+from lightning_audit.hooks.gradient_tap import GradientTap
+from lightning_audit.layout import Direction, IndexArray, Layout
+
+#: Of the positions of canaries' rows among those of the data; None: after them.
+Seed = Sequence[int] | None
 
 
 class CannotEnter(ValueError):
@@ -115,10 +119,6 @@ class DPSGDStep(ABC):
     def trained(self) -> Sequence[torch.nn.Parameter]:
         """Return the parameters that are trained now; ``params`` has those of the start."""
 
-    def same_params(self) -> bool:
-        """Return whether `trained` still gives ``params``."""
-        return same_objects(self.trained(), self.params)
-
     @abstractmethod
     def claim(self, accumulated: int | None = None) -> StepClaim:
         """Return what the implementation states now.
@@ -131,9 +131,14 @@ class DPSGDStep(ABC):
         """Return whether the coming backward pass may be for this optimizer."""
         return True
 
-    def take_over(self, earlier: DPSGDStep) -> None:
-        """Take over what the adapter of an earlier optimizer has found."""
-        self.norms = earlier.norms
+    def tap(self, coordinates: dict[int, IndexArray], *, cut_known: bool = False) -> GradientTap:
+        """Return the reader of the steps' gradients.
+
+        Args:
+            coordinates: tensor -> flat coordinates to read.
+            cut_known: whether hand-written code calls `lightning_audit.released`.
+        """
+        return GradientTap(self.inner, self.params, coordinates)
 
     # ------------------------------------------------------------------ canaries in, canaries out
 
@@ -141,9 +146,7 @@ class DPSGDStep(ABC):
     def obstacle(self, coming: Backward) -> str:
         """Return why `lay_out` is not possible for the coming backward pass; empty if it is."""
 
-    def lay_out(  # noqa: B027
-        self, rows: Sequence[Direction], norm: float, seed: Sequence[int] | None = None
-    ) -> None:
+    def lay_out(self, rows: Sequence[Direction], norm: float, seed: Seed = None) -> None:  # noqa: B027
         """Reserve rows before a backward pass for which `obstacle` is empty; see `copy_in`."""
 
     def conceal(self) -> None:  # noqa: B027
@@ -155,11 +158,7 @@ class DPSGDStep(ABC):
 
     @abstractmethod
     def copy_in(
-        self,
-        rows: Sequence[Direction],
-        norm: float,
-        seed: Sequence[int] | None = None,
-        part: int = -1,
+        self, rows: Sequence[Direction], norm: float, seed: Seed = None, part: int = -1
     ) -> None:
         """Add one per-sample gradient ``norm * row`` for each row, before clipping.
 
@@ -185,6 +184,12 @@ class DPSGDStep(ABC):
     @abstractmethod
     def holds_canaries(self) -> bool:
         """Return whether inserted canaries are in the gradients to be clipped."""
+
+    def settle(self) -> None:  # noqa: B027
+        """End a batch: keep what the update needs of its gradients, and drop the rest."""
+
+    def release(self) -> None:  # noqa: B027
+        """Drop all gradients after a step's update."""
 
     # ------------------------------------------------------------------ what it knows of a step
 

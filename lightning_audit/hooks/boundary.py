@@ -18,6 +18,7 @@ import functools
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -73,12 +74,10 @@ _TRAININGS = "lightning_audit.testing"
 
 def users_frame(frame: Any = None) -> Any:
     """Return the innermost frame of the user's code, or from a frame on; None if there is none."""
-    frame = sys._getframe(1) if frame is None else frame
-    while frame is not None:
-        name = str(frame.f_globals.get("__name__", ""))
+    for each, _ in traceback.walk_stack(frame or sys._getframe(1)):
+        name = str(each.f_globals.get("__name__", ""))
         if name.startswith(_TRAININGS) or name.partition(".")[0] not in _LIBRARIES:
-            return frame
-        frame = frame.f_back
+            return each
     return None
 
 
@@ -90,7 +89,7 @@ _PACKAGE = "lightning_audit"
 Call = Callable[..., Any]
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def nothing(*_: Any, **__: Any) -> None:
     """Do nothing."""
 
 
@@ -203,13 +202,12 @@ def where(error: BaseException) -> tuple[str, int]:
     """
     if isinstance(error, FailedElsewhere):
         return error.args
-    place, line, trace = "an unknown place", 0, error.__traceback__
-    while trace is not None:
-        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+    place, line = "an unknown place", 0
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", ""))
         if module.startswith(f"{_PACKAGE}."):
-            name = trace.tb_frame.f_code.co_name
-            place, line = f"{module.removeprefix(f'{_PACKAGE}.')}.{name}", trace.tb_lineno
-        trace = trace.tb_next
+            place = f"{module.removeprefix(f'{_PACKAGE}.')}.{frame.f_code.co_name}"
+            line = number
     return f"{type(error).__name__} in {place}", line
 
 
@@ -219,9 +217,8 @@ def raised_in_audit(error: BaseException) -> bool:
     An exception of a library or of the user's code has more frames after the package's last one,
     or one of the user's. In doubt, the exception counts as the audit's.
     """
-    beyond, users, trace = 0, False, error.__traceback__
-    while trace is not None:
-        frame = trace.tb_frame
+    beyond, users = 0, False
+    for frame, _ in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__", ""))
         own = module.startswith(f"{_PACKAGE}.") and not module.startswith(f"{_PACKAGE}.testing.")
         own &= frame.f_code.co_name != "__torch_function__"  # through which user's calls go
@@ -229,7 +226,6 @@ def raised_in_audit(error: BaseException) -> bool:
         library = module.partition(".")[0] in sys.stdlib_module_names
         library = library or "site-packages" in frame.f_code.co_filename
         users = not own and (users or not library)
-        trace = trace.tb_next
     return beyond <= 1 and not users
 
 
@@ -247,7 +243,7 @@ def timed(ours: Call, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None 
 
 def entry(
     ours: Call,
-    otherwise: Call = _nothing,
+    otherwise: Call = nothing,
     of: Callable[[Any], Any] | None = None,
     *,
     begins: bool = False,
@@ -285,9 +281,9 @@ def entry(
 
 def around(
     own: Call,
-    before: Call = _nothing,
-    after: Call = _nothing,
-    otherwise: Call = _nothing,
+    before: Call = nothing,
+    after: Call = nothing,
+    otherwise: Call = nothing,
     *,
     armed: Callable[[], bool] | None = None,
 ) -> Call:
@@ -300,42 +296,21 @@ def around(
         otherwise: called instead of ``after``, with its arguments, after the audit has failed.
         armed: returns whether to call the audit's code; None for always.
     """
-    boundary = _current.get()
+    begin = entry(before)
+
+    def undo(*given: Any, **kwargs: Any) -> None:
+        otherwise(*given, **kwargs)
+
+    end = entry(after, undo)
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if armed is not None and not armed():
             return own(*args, **kwargs)
-        given, failed = args, boundary is not None and boundary.failure
-        if boundary is None:
-            given = timed(before, args, kwargs) or args
-        elif not failed:
-            try:
-                given = boundary.run(before, args, kwargs) or args
-            except Exception as error:
-                if not boundary.fails(error):
-                    raise
-            except BaseException:
-                boundary.leave()
-                raise
+        given = begin(*args, **kwargs) or args
         result = own(*given, **kwargs)
         if armed is not None and not armed():
             return result
-        made = None
-        if boundary is None:
-            made = timed(after, (result, *given), kwargs)
-        elif not boundary.failure:
-            try:
-                made = boundary.run(after, (result, *given), kwargs)
-            except Exception as error:
-                if not boundary.fails(error):
-                    raise
-                otherwise(result, *given, **kwargs)
-            except BaseException:
-                boundary.leave()
-                otherwise(result, *given, **kwargs)
-                raise
-        else:
-            otherwise(result, *given, **kwargs)
+        made = end(result, *given, **kwargs)
         return result if made is None else made
 
     return called

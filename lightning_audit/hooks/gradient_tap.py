@@ -153,7 +153,7 @@ class _Source:
             own = like if tensor is None else tensor
             groups.setdefault((own.device, own.dtype), []).append(k)
         self.groups = [
-            (key, *reader.group(key, tensors, members)) for key, members in groups.items()
+            (*key, members, *reader.group(key, tensors, members)) for key, members in groups.items()
         ]
 
     def holds(self, tensors: list[torch.Tensor | None]) -> bool:
@@ -170,16 +170,9 @@ class GradientReader:
     Args:
         params: the tensors of the layout.
         coordinates: tensor -> flat coordinates, distinct in a tensor.
-        home: a reader with whose parcel the readings come home; None for one of its own.
     """
 
-    def __init__(
-        self,
-        params: Sequence[torch.Tensor],
-        coordinates: dict[int, IndexArray],
-        home: GradientReader | None = None,
-    ) -> None:
-        self._home = home
+    def __init__(self, params: Sequence[torch.Tensor], coordinates: dict[int, IndexArray]) -> None:
         self.tensors = list(coordinates)
         self.like = [params[j] for j in coordinates]
         self.index = list(coordinates.values())
@@ -193,15 +186,12 @@ class GradientReader:
     @property
     def parcel(self) -> Parcel:
         """What waits to be brought home."""
-        if self._home is not None:
-            return self._home.parcel
         if self._parcel.departed:
             self._parcel = Parcel()
         return self._parcel
 
     # -------------------------------------------------------------- reading
 
-    @torch.no_grad()
     def read(self, tensors: Tensors) -> Entries:
         """Read all entries; NaN where a tensor is None.
 
@@ -209,7 +199,7 @@ class GradientReader:
             tensors: one per tensor of the layout.
         """
         parts: list[tuple[Any, Any]] = []
-        for (device, dtype), at, flats, where, sizes in self._source(tensors).groups:
+        for device, dtype, _, at, flats, where, sizes in self._source(tensors).groups:
             packed = torch.empty(sum(sizes), dtype=dtype, device=device)
             for flat, index, out in zip(flats, where, packed.split_with_sizes(sizes), strict=True):
                 if flat is None:
@@ -219,7 +209,6 @@ class GradientReader:
             parts.append((packed, at))
         return Entries(self.size, parts, self.parcel)
 
-    @torch.no_grad()
     def take_out(self, tensors: Tensors, before: Entries, taken: FloatArray) -> Entries:
         """Subtract an amount at each entry that is not zero; return the entries after that.
 
@@ -233,18 +222,15 @@ class GradientReader:
         left: list[tuple[Any, Any]] = []
         writes: list[tuple[Any, Any, Any]] = []
         touched = [bool(taken[span].any()) for span in self.spans]
-        for (group, at, flats, where, sizes), (values, _) in zip(
+        for (device, dtype, members, at, flats, where, sizes), (values, _) in zip(
             self._source(tensors).groups, before.parts, strict=True
         ):
-            (amount,) = send([taken if at is None else taken[at]], group[0])
-            rest = values - amount.to(group[1]).masked_fill_(values == 0.0, 0.0)
-            writes += [
-                (flat, index, piece)
-                for flat, index, piece, k in zip(
-                    flats, where, rest.split_with_sizes(sizes), self._members(at), strict=True
-                )
-                if flat is not None and touched[k]
-            ]
+            (amount,) = send([taken if at is None else taken[at]], device)
+            rest = values - amount.to(dtype).masked_fill_(values == 0.0, 0.0)
+            pieces = zip(flats, where, rest.split_with_sizes(sizes), members, strict=True)
+            for flat, index, piece, k in pieces:
+                if flat is not None and touched[k]:
+                    writes.append((flat, index, piece))
             left.append((rest, at))
         for flat, index, piece in writes:
             flat.index_copy_(0, index, piece)
@@ -308,11 +294,6 @@ class GradientReader:
         flats = [None if (t := tensors[k]) is None else memory(t) for k in members]
         return at, flats, index, sizes
 
-    def _members(self, at: IndexArray | None) -> list[int]:
-        if at is None:
-            return list(range(len(self.spans)))
-        return [k for k, span in enumerate(self.spans) if span.start in at]
-
 
 class CanaryRows(list[Direction]):
     """A step's canaries as rows, which lie on each device after one copy.
@@ -330,25 +311,23 @@ class CanaryRows(list[Direction]):
         self._sent: dict[torch.device, dict[int, list[torch.Tensor]]] = {}
         self._strided: dict[Any, torch.Tensor] = {}
 
-    def write_part(self, rows: torch.Tensor, tensor: int, norm: float) -> None:
-        """Write ``norm`` times each row's part in a tensor into rows of zeros, ``[k, *shape]``."""
-        parts = self._rows.get(tensor, ())
-        if not parts:
-            return
-        size = math.prod(rows.shape[1:])
-        row, index, value, _ = self._on(rows.device)[tensor]
-        at = row * size + index
-        if not rows.is_contiguous():
-            flat = np.concatenate([row * size + part.index for row, part in parts])
-            (at,) = send([offsets(flat, rows)], rows.device)
-        memory(rows).index_copy_(0, at, (norm * value).to(rows.dtype))
-
     def write_all(self, buffers: Sequence[torch.Tensor], norm: float) -> None:
-        """Write into the last rows of buffers ``[n, *shape]``, one per tensor of the layout."""
-        for tensor in self._rows:
-            self.write_part(buffers[tensor][len(buffers[tensor]) - len(self) :], tensor, norm)
+        """Write ``norm`` times each row into the last rows of buffers, which are zeros.
 
-    @torch.no_grad()
+        Args:
+            buffers: one per tensor of the layout, ``[n, *shape]``.
+            norm: norm of the longest row.
+        """
+        for tensor, parts in self._rows.items():
+            rows = buffers[tensor][len(buffers[tensor]) - len(self) :]
+            size = math.prod(rows.shape[1:])
+            row, index, value, _ = self._on(rows.device)[tensor]
+            at = row * size + index
+            if not rows.is_contiguous():
+                flat = np.concatenate([row * size + part.index for row, part in parts])
+                (at,) = send([offsets(flat, rows)], rows.device)
+            memory(rows).index_copy_(0, at, (norm * value).to(rows.dtype))
+
     def add(self, tensors: Tensors, weights: FloatArray, *, plain: bool = False) -> None:
         """Add each row, times its weight, to tensors; None is skipped. A failure writes nothing.
 
@@ -426,9 +405,9 @@ def factor_of(left: FloatArray, arrived: FloatArray) -> float | None:
     )
 
 
-def summed_by_opacus(params: Iterable[torch.Tensor]) -> bool:
-    """Return whether a `DPOptimizer` holds clipped sums of gradients of parameters."""
-    return any(getattr(p, "summed_grad", None) is not None for p in params)
+def summed_by_opacus(params: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Return the clipped sums that a `DPOptimizer` holds; None where it has summed nothing."""
+    return [getattr(p, "summed_grad", None) for p in params]
 
 
 def clipped_sums(
@@ -441,10 +420,9 @@ def clipped_sums(
         grads: their noisy gradients; None for ``p.grad``.
     """
     grads = [p.grad for p in params] if grads is None else grads
-    held = [(getattr(p, "summed_grad", None), grad) for p, grad in zip(params, grads, strict=True)]
     return [
         None if one is None or grad is None or one.data_ptr() == grad.data_ptr() else one
-        for one, grad in held
+        for one, grad in zip(summed_by_opacus(params), grads, strict=True)
     ]
 
 
@@ -463,18 +441,11 @@ class WeightWatch:
 
     Args:
         params: the parameters, in the order of the layout.
-        coordinates: tensor -> flat coordinates to read.
-        reader: reads them with the gradients; None for one of its own.
+        reader: reads their entries together with the gradients'.
     """
 
-    def __init__(
-        self,
-        params: Sequence[torch.nn.Parameter],
-        coordinates: dict[int, IndexArray],
-        reader: GradientReader | None = None,
-    ) -> None:
-        self._params = params
-        self._reader = reader or GradientReader(params, coordinates)
+    def __init__(self, params: Sequence[torch.nn.Parameter], reader: GradientReader) -> None:
+        self._params, self._reader = params, reader
         self._number = 0
         self._before: Entries | None = None
         self._after: tuple[int, Entries] | None = None
@@ -525,14 +496,16 @@ _UNCLEAR = (
 class GradientTap:
     """Reader of the gradient of each step of one torch optimizer.
 
-    A step calls `enters`, `arrives` and `leaves`, and `noise_is_in` if the cut is known. If
-    `noise_is_in` or `arrives` returns True, the caller must call `read` next.
+    A step calls `begin_step`, `due_gradient` and `end_step`, and `noise_is_in` if the cut is known.
+    If `noise_is_in` or `due_gradient` returns a gradient, the caller must call `read` next.
 
     Args:
         optimizer: the innermost optimizer.
         params: the parameters to read, in the order of the layout.
         coordinates: tensor -> flat coordinates to read, distinct in a tensor.
     """
+
+    _kind: type[StepHooks] = StepHooks
 
     def __init__(
         self,
@@ -559,7 +532,7 @@ class GradientTap:
         #: Whether the canaries were removed from the step's gradient.
         self.taken_out = False
         #: Reads the weights around each update.
-        self.weights = WeightWatch(params, coordinates, self.reader)
+        self.weights = WeightWatch(params, self.reader)
         self._depth = 0
         self._backward_ran = self._backward_before = False
         #: Addresses and version counters of the gradients after backward passes.
@@ -585,14 +558,10 @@ class GradientTap:
         """Whether the step is between reading the gradient and the end of its update."""
         return self._depth > 0 or self._at_cut
 
-    def hooks(
-        self,
-        arrives: Callable[[int], None],
-        leaves: Callable[[], None],
-        otherwise: Callable[[int], None],
-    ) -> StepHooks:
+    def hooks(self, at_update: Callable[[int], None], end: Callable[[], None]) -> StepHooks:
         """Return hooks around the steps of the optimizer that updates; see `StepHooks`."""
-        return StepHooks(self._optimizer, self.enters, arrives, leaves, otherwise, self.skips)
+        begin, skip = self.begin_step, self.skip_step
+        return self._kind(self._optimizer, begin, at_update, end, at_update, skip)
 
     def judged(self, seen: Observation, *, asked: bool) -> tuple[Observation, str]:
         """Return the usable part of a reading, and what it has that prevents a pass, or "".
@@ -610,10 +579,10 @@ class GradientTap:
         self._forget()
 
     def reads_at(self, level: int) -> bool:
-        """Return whether a gradient not yet read is read at this level of `enters`."""
+        """Return whether a gradient not yet read is read at this level of `begin_step`."""
         return level == 1
 
-    def skips(self) -> None:
+    def skip_step(self) -> None:
         """End a step of the optimizer without reading it."""
         self._depth = max(self._depth - 1, 0)
 
@@ -623,7 +592,6 @@ class GradientTap:
         self._at_cut, self._source = False, None
         self.reader.end_step()  # else memory is held in the next backward
 
-    @torch.no_grad()
     def noise_is_in(self, tensors: Tensors | None = None) -> list[torch.Tensor | None] | None:
         """Begin a step at the cut, after its noise and before any post-processing.
 
@@ -642,17 +610,16 @@ class GradientTap:
         self._at_cut = True
         return self._begin()
 
-    def enters(self) -> int:
+    def begin_step(self) -> int:
         """Begin a step of the optimizer; return the number of nested steps, including it."""
         self._depth += 1
         return self._depth
 
-    @torch.no_grad()
-    def arrives(self, level: int) -> list[torch.Tensor | None] | None:
+    def due_gradient(self, level: int) -> list[torch.Tensor | None] | None:
         """Proceed to the update of a step, whose gradients are computed.
 
         Args:
-            level: return value of `enters` for the step.
+            level: return value of `begin_step` for the step.
 
         Returns:
             The gradient if it must be read now, one tensor per parameter; else None.
@@ -675,14 +642,12 @@ class GradientTap:
         self._backward_left = {}
         return self.grads()
 
-    @torch.no_grad()
     def raw(self) -> Entries:
         """Return the entries of the gradient that is to be read, canaries included."""
         if self._raw_entries is None:
             self._raw_entries = self._read_now()
         return self._raw_entries
 
-    @torch.no_grad()
     def read(self, taken: FloatArray | None, *, changed: bool = False) -> bool:
         """Read the gradient, and remove the canary.
 
@@ -705,7 +670,6 @@ class GradientTap:
         self._backward_ran = self._backward_before = False
         return self.is_sure
 
-    @torch.no_grad()
     def take_out(self, taken: FloatArray, source: Sequence[torch.Tensor | None]) -> None:
         """Remove the canary from a gradient that is not read.
 
@@ -722,8 +686,7 @@ class GradientTap:
         self._handles.remove()
         self.reset()
 
-    @torch.no_grad()
-    def leaves(self) -> Observation | None:
+    def end_step(self) -> Observation | None:
         """End a step of the optimizer; return its reading after the update, else None."""
         self._depth = max(self._depth - 1, 0)
         if self._depth or self._left is None:  # the hooks may have been renewed inside a step
@@ -780,8 +743,8 @@ class GradientTap:
 
         Those that a `DPOptimizer` of another training has replaced by its noisy sums have noise.
         """
-        raw = any(map(self._is_raw, self._index)) or not summed_by_opacus(self._params)
-        return bool(self._backward_left) and raw
+        summed = any(total is not None for total in summed_by_opacus(self._params))
+        return bool(self._backward_left) and (any(map(self._is_raw, self._index)) or not summed)
 
     def _note_backward(self, param: torch.nn.Parameter) -> None:
         self._backward_ran = True
@@ -803,7 +766,7 @@ class GradientTap:
 
     def grads(self) -> list[torch.Tensor | None]:
         """Return the gradients that are read now, one tensor per parameter of the layout."""
-        return [self._grad(j) for j in range(len(self._params))]
+        return [p.grad for p in self._params] if self._source is None else [*self._source]
 
     def _read_now(self) -> Entries:
         return self.reader.read(self.grads())

@@ -160,13 +160,8 @@ class BatchUse:
         self._pending.clear()
 
 
-def content_of(leaf: Any) -> int | None:
-    """Return a digest of a batch's first rows; None if too few of them are distinct."""
-    return digests_of(leaf)[0]
-
-
 def digests_of(leaf: Any) -> tuple[int | None, int | None]:
-    """Return the `content_of` a leaf, and a digest of its first rows in order.
+    """Return a digest of a leaf's first rows, None if too few are distinct, and one of their order.
 
     The second is None for a leaf that cannot be read, such as a sparse tensor.
     """

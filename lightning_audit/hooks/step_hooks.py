@@ -12,16 +12,48 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from lightning_audit.hooks.boundary import Handles, around, entry
+from lightning_audit.hooks.boundary import Handles, around, entry, nothing
 
 # --- Wraps one optimizer method with pre and post hooks.
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    """Do nothing."""
+class Installed:
+    """A callable that replaces a method of one object until it is removed.
+
+    Args:
+        owner: the object, or a class.
+        name: name of the method.
+        hook: the callable, which calls the method.
+    """
+
+    def __init__(self, owner: object, name: str, hook: Callable[..., Any]) -> None:
+        self._owner: Any = owner
+        self._name, self._hook = name, hook
+        #: What the object itself held by this name; None if its class alone does.
+        self.earlier: Any = vars(owner).get(name)
+        vars(hook)["hook"] = self
+        #: Whether the callbacks run; a wrapper around the hook may outlive the audit.
+        self.armed = True
+        self._handles = Handles()
+        self._handles.append(self)
+        setattr(owner, name, hook)
+
+    def remove(self) -> None:
+        """Remove the hook; if another hook wraps it, disable it until that one is removed."""
+        self.armed = False
+        self._handles.forget()
+        if vars(self._owner).get(self._name) is not self._hook:
+            return
+        delattr(self._owner, self._name)
+        earlier = self.earlier
+        while isinstance(below := getattr(earlier, "hook", None), Installed) and not below.armed:
+            earlier = below.earlier
+        if earlier is not None:
+            setattr(self._owner, self._name, earlier)
+        self._hook = nothing  # no cycle, which would hold what the callbacks hold until collected
 
 
-class MethodHook:
+class MethodHook(Installed):
     """Pre and post hooks on a method of one object.
 
     Lightning's hooks run only for steps that Lightning itself takes: not in manual optimization
@@ -40,9 +72,9 @@ class MethodHook:
         self,
         owner: object,
         name: str,
-        before: Callable[..., Any] = _nothing,
-        after: Callable[..., Any] = _nothing,
-        otherwise: Callable[..., Any] = _nothing,
+        before: Callable[..., Any] = nothing,
+        after: Callable[..., Any] = nothing,
+        otherwise: Callable[..., Any] = nothing,
         *,
         shown: bool = False,
     ) -> None:
@@ -53,40 +85,10 @@ class MethodHook:
             otherwise if shown else lambda *_, **__: otherwise(),
             armed=partial(getattr, self, "armed"),
         )
-        self._install(owner, name, hook)
-
-    def _install(self, owner: object, name: str, hook: Callable[..., Any]) -> None:
-        self._owner: Any = owner
-        self._name, self._hook = name, hook
-        #: What the object itself held by this name; None if its class alone does.
-        self.earlier: Any = vars(owner).get(name)
-        vars(hook)["hook"] = self
-        #: Whether the callbacks run; a wrapper around the hook may outlive the audit.
-        self.armed = True
-        self._handles = Handles()
-        self._handles.append(self)
-        setattr(owner, name, hook)
-
-    def arm(self, *, armed: bool) -> None:
-        """Enable the callbacks, or disable them."""
-        self.armed = armed
-
-    def remove(self) -> None:
-        """Remove the hook; if another hook wraps it, disable it until that one is removed."""
-        self.armed = False
-        self._handles.forget()
-        if vars(self._owner).get(self._name) is not self._hook:
-            return
-        delattr(self._owner, self._name)
-        earlier = self.earlier
-        while isinstance(below := getattr(earlier, "hook", None), MethodHook) and not below.armed:
-            earlier = below.earlier
-        if earlier is not None:
-            setattr(self._owner, self._name, earlier)
-        self._hook = _nothing  # no cycle, which would hold what the callbacks hold until collected
+        super().__init__(owner, name, hook)
 
 
-class Retry(MethodHook):
+class Retry(Installed):
     """Hook on a method of the user's that is called again if it raises.
 
     Args:
@@ -120,7 +122,7 @@ class Retry(MethodHook):
                     raise
             return own(*args, **kwargs)
 
-        self._install(owner, name, called)
+        super().__init__(owner, name, called)
 
 
 # --- Hooks around the steps of a torch optimizer.
@@ -131,64 +133,49 @@ class StepHooks:
 
     Args:
         optimizer: the innermost optimizer.
-        enters: called when a step starts; returns the number of nested steps, including it.
-        arrives: called with that number when the step's gradients are computed.
-        leaves: called when a step ends.
-        otherwise: called instead of ``arrives`` after the audit has failed.
-        skips: called instead of ``leaves`` after the audit has failed.
+        begin: called when a step starts; returns the number of nested steps, including it.
+        at_update: called with that number when the step's gradients are computed.
+        end: called when a step ends.
+        otherwise: called instead of ``at_update`` after the audit has failed.
+        skip: called instead of ``end`` after the audit has failed.
     """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        enters: Callable[[], int],
-        arrives: Callable[[int], None],
-        leaves: Callable[[], None],
-        otherwise: Callable[[int], None] = _nothing,
-        skips: Callable[[], None] = _nothing,
+        begin: Callable[[], int],
+        at_update: Callable[[int], None],
+        end: Callable[[], None],
+        otherwise: Callable[[int], None] = nothing,
+        skip: Callable[[], None] = nothing,
     ) -> None:
         self._optimizer = optimizer
-        self._enters, self._arrives, self._leaves = enters, arrives, leaves
-        self._otherwise, self._skips = otherwise, skips
+        self._begin_step, self._at_update, self._otherwise = begin, at_update, otherwise
         #: Whether the callbacks run.
         self.armed = True
         #: Level of a step that has begun and whose gradients are not computed; else 0.
         self._level = 0
-        self.start = entry(self._start, self._start_failed)
-        self.end = entry(self._end, self._end_failed)
+        self.start = entry(self._if_armed(self._start), self._if_armed(self._start_failed))
+        self.end = entry(self._if_armed(lambda *_: end()), self._if_armed(lambda *_: skip()))
         self._handles = Handles()
         self._handles.append(optimizer.register_step_pre_hook(self.start))
         self._handles.append(optimizer.register_step_post_hook(self.end))
 
+    def _if_armed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: call(*given) if self.armed else None
+
     def _start(self, *given: Any) -> Any:
         """Call back at the start of a step."""
-        if self.armed:
-            self._level = self._enters()
-            return self._begin(self._level, self._arrives, given)
-        return None
+        self._level = self._begin_step()
+        return self._begin(self._level, self._at_update, given)
 
     def _start_failed(self, *given: Any) -> Any:
         """Call ``otherwise`` for a step that starts, or has started: the audit has failed."""
-        if self.armed:
-            return self._begin(self._level or self._enters(), self._otherwise, given)
-        return None
+        return self._begin(self._level or self._begin_step(), self._otherwise, given)
 
-    def _begin(self, level: int, arrives: Callable[[int], None], given: tuple[Any, ...]) -> Any:
-        arrives(level)
+    def _begin(self, level: int, at_update: Callable[[int], None], given: tuple[Any, ...]) -> Any:
+        at_update(level)
         self._level = 0
-
-    def _end(self, *_: Any) -> None:
-        """Call back at the end of a step."""
-        if self.armed:
-            self._leaves()
-
-    def _end_failed(self, *_: Any) -> None:
-        if self.armed:
-            self._skips()
-
-    def arm(self, *, armed: bool) -> None:
-        """Enable the callbacks, or disable them."""
-        self.armed = armed
 
     def remove(self) -> None:
         """Unregister the hooks."""
@@ -199,7 +186,7 @@ class ClosureHooks(StepHooks):
     """Step hooks for gradients that a closure, or the step of a parent class, computes.
 
     If an optimizer's class overrides ``step``, the steps of its parents call back as well. If a
-    closure is given, ``arrives`` is called each time that it returns.
+    closure is given, ``at_update`` is called each time that it returns.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, *calls: Callable[..., Any]) -> None:
@@ -208,17 +195,17 @@ class ClosureHooks(StepHooks):
             self._handles.append(_Parents(optimizer))
             _watch_parents(optimizer, self)
 
-    def _begin(self, level: int, arrives: Callable[[int], None], given: tuple[Any, ...]) -> Any:
-        """Call ``arrives``, or return the step's arguments with a closure that does."""
-        observed = with_closure(given, partial(arrives, level), partial(self._otherwise, level))
+    def _begin(self, level: int, at_update: Callable[[int], None], given: tuple[Any, ...]) -> Any:
+        """Call ``at_update``, or return the step's arguments with a closure that does."""
+        observed = with_closure(given, partial(at_update, level), partial(self._otherwise, level))
         if observed is None:
-            return super()._begin(level, arrives, given)
+            return super()._begin(level, at_update, given)
         self._level = 0
         return observed
 
 
 def with_closure(
-    given: tuple[Any, ...], after: Callable[[], None], otherwise: Callable[[], None] = _nothing
+    given: tuple[Any, ...], after: Callable[[], None], otherwise: Callable[[], None] = nothing
 ) -> tuple[Any, Any] | None:
     """Return the arguments of a step with a closure that calls back; None without a closure.
 
@@ -282,19 +269,14 @@ class _Parents:
 
     def remove(self) -> None:
         """Remove the hooks; those of the training, within which a replay has its own, come back."""
-        if self._before is None:
-            _unwatch(self._optimizer)
-        else:
+        if self._before is not None:
             _hooks[self._optimizer] = self._before
-
-
-def _unwatch(optimizer: torch.optim.Optimizer) -> None:
-    """Restore the steps of parent classes after the last hooks were removed."""
-    _hooks.pop(optimizer, None)
-    while not _hooks and _unwatched:
-        parent, (step, watched) = _unwatched.popitem()
-        if vars(parent)["step"] is watched:  # not wrapped since
-            parent.step = step  # type: ignore[attr-defined]
+            return
+        _hooks.pop(self._optimizer, None)
+        while not _hooks and _unwatched:  # the last ones were removed
+            parent, (step, watched) = _unwatched.popitem()
+            if vars(parent)["step"] is watched:  # not wrapped since
+                parent.step = step  # type: ignore[attr-defined]
 
 
 def _watched(step: Any) -> Any:

@@ -6,19 +6,16 @@ inside ``step``. A user's optimizer may clip them and add noise there too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from lightning_audit.hooks.gradient_tap import GradientTap
-from lightning_audit.hooks.step_hooks import ClosureHooks, StepHooks, is_torchs, steps_of
+from lightning_audit.hooks.step_hooks import ClosureHooks, is_torchs, steps_of
 from lightning_audit.layout import FloatArray, IndexArray
 from lightning_audit.record.store import Observation
-
-# --- Reads the gradient that a plain optimizer's update uses, even if it is computed inside `step`.
-
 
 _UNREADABLE = (
     "the optimizer clips or adds noise inside its own step, where its gradient cannot be read: end "
@@ -45,6 +42,8 @@ class UpdateTap(GradientTap):
         coordinates: as for `GradientTap`.
         cut_known: whether the training's code calls `lightning_audit.released`.
     """
+
+    _kind = ClosureHooks
 
     def __init__(
         self,
@@ -77,15 +76,6 @@ class UpdateTap(GradientTap):
         """Whether the code calls `lightning_audit.released`."""
         return self.cut_known
 
-    def hooks(
-        self,
-        arrives: Callable[[int], None],
-        leaves: Callable[[], None],
-        otherwise: Callable[[int], None],
-    ) -> StepHooks:
-        """Return hooks around the optimizer's steps and after the closures passed to them."""
-        return ClosureHooks(self._optimizer, self.enters, arrives, leaves, otherwise, self.skips)
-
     def judged(self, seen: Observation, *, asked: bool) -> tuple[Observation, str]:
         """Set the values to NaN if the gradient may not be the update's, and say why."""
         doubtful = self.opaque and not asked and not seen.at_cut
@@ -115,9 +105,8 @@ class UpdateTap(GradientTap):
         super().reset()
         self._read_at, self._again = 0, False
 
-    @torch.no_grad()
-    def arrives(self, level: int) -> list[torch.Tensor | None] | None:
-        """See `GradientTap.arrives`."""
+    def due_gradient(self, level: int) -> list[torch.Tensor | None] | None:
+        """See `GradientTap.due_gradient`."""
         if self._at_cut:
             if level == 1 or self._arrived is None:
                 self._read_at = 1
@@ -131,9 +120,8 @@ class UpdateTap(GradientTap):
         self._read_at = level
         return self._begin()
 
-    @torch.no_grad()
-    def leaves(self) -> Observation | None:
-        """See `GradientTap.leaves`."""
+    def end_step(self) -> Observation | None:
+        """See `GradientTap.end_step`."""
         level = self._depth
         self._depth = max(level - 1, 0)
         if self._at_cut:

@@ -33,7 +33,7 @@ from lightning_audit.checks.sampling import LEDGER_DRAWS, LOGICAL_BATCH
 from lightning_audit.checks.update import GRADIENT_REPLACED, NO_DP, UNSYNCHRONISED
 from lightning_audit.files import nearby
 from lightning_audit.hooks.sampler_tap import unwatched
-from lightning_audit.hooks.step_hooks import MethodHook
+from lightning_audit.hooks.step_hooks import Installed
 from lightning_audit.results.audit_report import CheckResult, Verdict
 from lightning_audit.results.report_details import CodePlace, places_in
 
@@ -88,7 +88,7 @@ def of_function(called: Any) -> Iterator[CodePlace]:
 
 def _below_hooks(called: Any) -> Any:
     """Return what is called without the audit's hooks around it; None if there is nothing else."""
-    while isinstance(hook := getattr(called, "hook", None), MethodHook):
+    while isinstance(hook := getattr(called, "hook", None), Installed):
         called = hook.earlier
     return called
 

@@ -41,7 +41,7 @@ from lightning_audit.checks.update import FENCE_MONITORS, FENCE_WEIGHTS
 from lightning_audit.dpsgd.opacus import own_name
 from lightning_audit.hooks.boundary import Handles, entry
 from lightning_audit.hooks.gradient_tap import memory
-from lightning_audit.hooks.step_hooks import MethodHook
+from lightning_audit.hooks.step_hooks import Installed, MethodHook
 from lightning_audit.record.store import Kept
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.run.reads import Read, Reads, Records
@@ -101,7 +101,7 @@ class FenceLog(Kept):
             (FENCE_WEIGHTS, changes, {"changes": len(changes), **unnamed}),
             (FENCE_MONITORS, self.monitors, {"monitors": len(self.monitors)}),
         ]
-        return [check.judged(seen, what=_joined(told)) for check, told, seen in found]
+        return [check.judged(seen, what=_joined(sentences)) for check, sentences, seen in found]
 
 
 def _joined(sentences: Sequence[str]) -> str:
@@ -126,7 +126,7 @@ Tensors: TypeAlias = dict[str, torch.Tensor]
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
-class Entries:
+class WeightEntries:
     """Reader of a few entries of each weight.
 
     Args:
@@ -179,12 +179,14 @@ class Past:
         exact = torch.float32 if first.device.type == "mps" else torch.float64
         self._averages = first.to(exact).repeat(4, len(_REACH) + 1, 1)
         self._counts, self._early = [0] * 4, list[torch.Tensor]()
+        # What an average takes of the newest weights; the last one is that over all.
+        self._shares = torch.as_tensor([*(1.0 / _REACH), 1.0])
 
     def _average(self, which: int, entries: torch.Tensor) -> None:
         self._counts[which] += 1
-        shares = torch.as_tensor([*(1.0 / _REACH), 1.0 / self._counts[which]])
+        self._shares[-1] = 1.0 / self._counts[which]
         rows = self._averages[which]
-        rows.lerp_(entries.to(rows), shares.to(rows)[:, None])
+        rows.lerp_(entries.to(rows), self._shares.to(rows)[:, None])
         self._early += [entries] if which and self._counts[which] <= _EARLY else []
 
     def add(self, entries: torch.Tensor) -> None:
@@ -313,7 +315,7 @@ class Fence:
         self._built = functools.lru_cache(1)(lambda *_: Records(self._loaders()))
         # The steps that are watched, hooks on their optimizers, and what is read of their weights.
         self._steps, self._stepping = list[Any](), Handles()
-        self._entries, self._past = Entries({}), Past(torch.zeros(0))
+        self._entries, self._past = WeightEntries({}), Past(torch.zeros(0))
         # Entries at the last look; whether a step is open, its batch has ended, one was closed.
         self._now = torch.zeros(0)
         self._open = self._ended = self._stepped = False
@@ -434,9 +436,9 @@ class Fence:
         """
         self._hooked = True
         call = _Call(getattr(owner, hook), self, hook, f"{hook} of {name}", trusted)
-        self._handles.append(_Watched(owner, hook, call))
+        self._handles.append(Installed(owner, hook, call))
 
-    def enters(self, hook: str) -> contextlib.AbstractContextManager[Any]:
+    def begin_hook(self, hook: str) -> contextlib.AbstractContextManager[Any]:
         """Begin a hook: what has changed so far is not its work; return a context to run it in."""
         self._depth += 1
         if self._depth > 1:
@@ -455,7 +457,7 @@ class Fence:
                 stack.enter_context(self.reads)
             return stack.pop_all()
 
-    def leaves(self, hook: str, name: str, trusted: bool) -> None:
+    def end_hook(self, hook: str, name: str, trusted: bool) -> None:
         """End a hook, and judge what it changed."""
         self._depth -= 1
         if self._depth:
@@ -501,9 +503,9 @@ class Fence:
         self._follow()
         if not just_read:
             self._compare()
-        for told, reads in self._early:
+        for change, reads in self._early:
             if any(read(self._records) for read in reads):
-                self._log.told.setdefault(told, f"{told}, and training records had been read")
+                self._log.told.setdefault(change, f"{change}, and training records had been read")
         self._early = []
         self._go_on()
         self.reads.others &= self._held is None  # of the last pass
@@ -512,9 +514,9 @@ class Fence:
     def _go_on(self) -> None:
         """Name the changes since the last step that were not put back; begin again."""
         now = self._held or {}
-        for told, sentence, names in self._pending:
+        for change, sentence, names in self._pending:
             if any(not _same(self._own[n], now.get(n, _ABSENT)) for n in names):
-                self._log.told.setdefault(told, sentence)
+                self._log.told.setdefault(change, sentence)
         self._pending, self._own, self._at_read = [], {}, torch.zeros(0)
         self.reads.clear()
         self._built.cache_clear()
@@ -524,7 +526,7 @@ class Fence:
         steps = [session.step for session in self._sessions]
         if [*map(id, steps)] == [*map(id, self._steps)]:
             return
-        self._steps, self._entries = steps, Entries(self._weights())
+        self._steps, self._entries = steps, WeightEntries(self._weights())
         self._now = self._entries.read()
         self._past = Past(self._now, whole=not self._log.steps)
         self._stepping.remove()
@@ -668,11 +670,11 @@ class Fence:
         Returns:
             The sentence, if it is new; else empty.
         """
-        told = f"{who} follows a value that no other records than those of the training gave"
-        if self.reads.others or told in self._log.monitors:
+        sentence = f"{who} follows a value that no other records than those of the training gave"
+        if self.reads.others or sentence in self._log.monitors:
             return ""
-        self._log.monitors.append(told)
-        return told
+        self._log.monitors.append(sentence)
+        return sentence
 
     def _compare(self, name: str = "", *, last: bool = False, trusted: bool = False) -> None:
         """Judge what changed since the last look outside of a step.
@@ -701,14 +703,14 @@ class Fence:
             return
         weights = [n for n in changed if n in self._entries.spans or not self._steps]
         what, step = _parameters(len(weights)) if weights else changed[0], self._log.steps
-        told = f"{name} changed {what}" if name else f"{what} changed"
+        change = f"{name} changed {what}" if name else f"{what} changed"
         single = {n for n in changed if now[n].numel() == 1 and n not in weights}
         known = {n for n in single if not last or n in self._scheduled or now[n] == now[n].round()}
         self._scheduled |= single
         read = self._depend_on_reads([n for n in changed if n not in known])
         if not self._stepped:
             reads = [] if self.reads.loop and not read else [*self.reads.seen.values()]
-            self._early.append((f"{told} before the first step", reads))
+            self._early.append((f"{change} before the first step", reads))
             return
         when = f"after step {step}" if name else f"between steps {step} and {step + 1}"
         why = ""
@@ -728,10 +730,10 @@ class Fence:
         if not why and not all(_is_made(held[n], now[n], self._weights()) for n in states):
             why = "new values of optimizer state are not known to be made of released weights"
         if why and last:
-            self._log.told.setdefault(told, f"{told} after the last step: {why}")
+            self._log.told.setdefault(change, f"{change} after the last step: {why}")
         elif why:
             self._log.unnamed |= not name
-            self._pending.append((told, f"{told} {when}: {why}", changed))
+            self._pending.append((change, f"{change} {when}: {why}", changed))
 
     def _why_not(
         self,
@@ -829,13 +831,6 @@ def _holds_values(value: torch.Tensor) -> bool:
     return value.is_floating_point() and bool((value != value.flatten()[:1]).any())
 
 
-class _Watched(MethodHook):
-    """A hook of the user's with looks at the weights around it."""
-
-    def __init__(self, owner: Any, name: str, call: _Call) -> None:
-        self._install(owner, name, call)
-
-
 @dataclass(eq=False)
 class _Call:
     """The call of a watched hook; a copy or a pickle of its owner has the hook alone."""
@@ -848,8 +843,8 @@ class _Call:
 
     def __post_init__(self) -> None:
         functools.update_wrapper(self, self.own)
-        self.enters = entry(self.fence.enters, lambda *_: contextlib.nullcontext())
-        self.leaves = entry(self.fence.leaves)
+        self.begin = entry(self.fence.begin_hook, lambda *_: contextlib.nullcontext())
+        self.end = entry(self.fence.end_hook)
 
     def __reduce__(self) -> Any:
         owner = getattr(self.own, "__self__", None)
@@ -859,10 +854,10 @@ class _Call:
         if not self.fence.watches:
             return self.own(*args, **kwargs)
         try:
-            with self.enters(self.event):
+            with self.begin(self.event):
                 return self.own(*args, **kwargs)
         finally:
-            self.leaves(self.event, self.name, self.trusted)
+            self.end(self.event, self.name, self.trusted)
 
 
 def _given(item: Any) -> Any:

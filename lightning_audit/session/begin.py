@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +24,7 @@ from lightning_audit.session.plan import Coordinates
 from lightning_audit.session.planner import Ranks, StepPlanner
 from lightning_audit.session.reading import NoiseWatch
 from lightning_audit.session.recorder import Recorder
-from lightning_audit.session.step import AuditSession, tap_of
+from lightning_audit.session.step import AuditSession
 
 
 def begin_session(
@@ -60,7 +60,9 @@ def begin_session(
     if isinstance(first, InputCanary):
         refuse_other_clipping(step, config.canaries)
         chooser = np.random.default_rng(rng.integers(2**62))
-    placement = _placed(config.canaries, step, rng)
+    rows = [canary for canary in config.canaries if isinstance(canary, GradientCanary)]
+    # An input canary uses all coordinates of the gradient.
+    placement = place(rows, step.layout, rng) if rows else Placement(step.layout)
     witnesses = choose_witnesses(step.layout, placement.support(), rng)
     coordinates = Coordinates(witnesses, placement)
     names = tuple(slot.name for slot in step.layout)
@@ -82,14 +84,7 @@ def begin_session(
     store = open_store(header) if open_store else None
     recorder = Recorder(header, config.significance, witnesses, store, own)
     planner = StepPlanner(
-        step,
-        config,
-        placement,
-        coordinates,
-        rng,
-        ranks,
-        recorder,
-        track_batch_sizes=track_batch_sizes,
+        step, config, coordinates, rng, ranks, recorder, track_batch_sizes=track_batch_sizes
     )
     inserter = GradientRows(planner)
     if isinstance(first, InputCanary):
@@ -97,13 +92,7 @@ def begin_session(
     elif isinstance(step, ManualStep):
         inserter = HandedRows(planner)
     noise = NoiseWatch(witnesses, alone=not ranks.several, coefficients=coefficients)
-    return AuditSession(planner, inserter, tap_of(step, coordinates), noise, sample_rate)
-
-
-def _placed(canaries: Sequence[object], step: DPSGDStep, rng: np.random.Generator) -> Placement:
-    """Place the gradient canaries; an input canary uses all coordinates of the gradient."""
-    rows = [canary for canary in canaries if isinstance(canary, GradientCanary)]
-    return place(rows, step.layout, rng) if rows else Placement(step.layout)
+    return AuditSession(planner, inserter, step.tap(coordinates.by_tensor), noise, sample_rate)
 
 
 def _with_game(header: RecordHeader, canary: InputCanary) -> RecordHeader:

@@ -28,8 +28,7 @@ from scipy import special
 
 from lightning_audit.dpsgd.adapters import shows_its_noise
 from lightning_audit.dpsgd.opacus import as_number
-from lightning_audit.hooks.gradient_tap import FINE
-from lightning_audit.hooks.step_hooks import MethodHook
+from lightning_audit.hooks.gradient_tap import FINE, summed_by_opacus
 from lightning_audit.layout import FloatArray
 from lightning_audit.session.own_clipping import own_methods
 from lightning_audit.session.planner import StepPlanner
@@ -98,17 +97,12 @@ class Between:
         """The adapter, of Opacus."""
         return self._planner.step
 
-    def hooks(self) -> list[MethodHook]:
-        """Hook the optimizer's methods; before other hooks, so that canaries are still inside."""
-        optimizer, names = self._step.optimizer, ("clip_and_accumulate", "add_noise")
-        held = [vars(optimizer).get(name) for name in names]
-        users = [one for one in held if one is not None and not hasattr(one, "hook")]
-        own = own_methods(optimizer) or users  # and not a hook of ours
-        self._every = _OWN if own else _OPACUS
-        return [
-            MethodHook(optimizer, names[0], self._begin_to_clip, self._end_clipping),
-            MethodHook(optimizer, names[1], self._begin_noise, self._end_noise),
-        ]
+    def begin(self) -> None:
+        """Find out, before the session's hooks, whether the optimizer's clipping is own code."""
+        optimizer = self._step.optimizer
+        held = vars(optimizer).get("clip_and_accumulate")
+        users = held is not None and not hasattr(held, "hook")  # and not a hook of ours
+        self._every = _OWN if own_methods(optimizer) or users else _OPACUS
 
     def _note(self, kind: str, size: float = 0.0) -> None:
         self.found.setdefault(kind, (self._planner.recorder.steps, size))
@@ -121,7 +115,8 @@ class Between:
         self._rows = None
 
     @torch.no_grad()
-    def _begin_to_clip(self) -> None:
+    def clipping_begins(self) -> None:
+        """Read the rows of a part of the step, canaries included, if this step is looked at."""
         if not self._parts:
             self._begin_step()
         self._rows, self._parts = None, self._parts + 1
@@ -148,7 +143,7 @@ class Between:
         self._total = 0.0 * self._sum() if self._parts == 1 and self.taken else self._sum()
 
     def _sum(self) -> FloatArray:
-        sums = [getattr(p, "summed_grad", None) for p in self._step.params]
+        sums = summed_by_opacus(self._step.params)
         parts = [
             np.zeros(len(at)) if s is None else _home(s.detach().reshape(-1)[at.to(s.device)])
             for s, at in zip(sums, self._at, strict=True)
@@ -156,7 +151,8 @@ class Between:
         return np.concatenate(parts)
 
     @torch.no_grad()
-    def _end_clipping(self) -> None:
+    def clipping_ends(self) -> None:
+        """Read what clipping has added to the sum."""
         if self._rows is not None:
             self._total = self._sum() - self._total
 
@@ -178,22 +174,24 @@ class Between:
             self.asks |= "sum" not in self.found
             self._note("sum")
         self._held |= relation in ("rule", "linear")
-        k, fit = int(np.argmax(parts)), self._planner.fit
+        k, planner = int(np.argmax(parts)), self._planner
         # Several rows may be views of one record, which averages them.
-        alone = (fit is not None and fit.views == 1) or parts[k] * limit > _ALONE * norms[k]
+        alone = (planner.tried and planner.fit.views == 1) or parts[k] * limit > _ALONE * norms[k]
         if alone and parts[k] > 1.0 + beyond:
             self._note("row", float(parts[k]))
             self.clipping = self.clipping or _clipping(parts, norms / limit)
 
     # ------------------------------------------------------------------ the noise
 
-    def _begin_noise(self) -> None:
+    def noise_begins(self) -> None:
+        """Read the clipping norm that the noise is in proportion to."""
         if not self._parts:  # ghost clipping sums without rows
             self._begin_step()
         self._limit = as_number(self._step.optimizer.max_grad_norm)
 
     @torch.no_grad()
-    def _end_noise(self) -> None:
+    def noise_ends(self) -> None:
+        """Judge the step's seed, noise and sum, while its canaries are still inside."""
         self._parts, self.taken = 0, self.taken + 1
         if getattr(self._step.optimizer, "rank", 0) != 0:  # the first process adds the noise
             return
@@ -212,12 +210,13 @@ class Between:
     def _look_at_noise(self) -> float | None:
         """Test a step's noise at all entries; return its size over the claim, None if unknown."""
         std = self._step.claim(1).noise_multiplier * self._limit
-        held = [(p.grad, getattr(p, "summed_grad", None)) for p in self._step.params]
+        params = self._step.params
+        held = zip((p.grad for p in params), summed_by_opacus(params), strict=True)
         pairs = [(g, s) for g, s in held if g is not None and s is not None and g.dtype in FINE]
         if not std > 0.0 or not pairs or _few_values(pairs[0][0]):
             return None
-        told = [noise_by_row(grad.detach(), total.detach(), std) for grad, total in pairs]
-        zeros, rounded, squares, counts = np.concatenate(told, 1)
+        rows = [noise_by_row(grad.detach(), total.detach(), std) for grad, total in pairs]
+        zeros, rounded, squares, counts = np.concatenate(rows, 1)
         ratio = math.sqrt(squares.sum() / max(counts.sum(), 1.0))
         if shows_its_noise(self._step.optimizer) or _LOW < ratio < _HIGH:
             self._tests += 1

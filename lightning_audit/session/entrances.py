@@ -27,6 +27,7 @@ from lightning_audit.canaries.inputs import (
 )
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.hooks.boundary import raised_in_audit
+from lightning_audit.hooks.gradient_tap import Tensors, summed_by_opacus
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import INJECTED, Kept, Observation
 from lightning_audit.replay.clipping import DenseDirection, own_direction, undisturbed
@@ -36,8 +37,6 @@ from lightning_audit.session.planner import StepPlanner
 from lightning_audit.verdict.judge import MAX_LOST
 
 # --- Canaries as rows of the per-sample gradients that Opacus' optimizers clip.
-
-Tensors = Sequence[torch.Tensor | None]
 
 
 class GradientRows(Kept):
@@ -110,10 +109,6 @@ class HandedRows(GradientRows):
         super().__init__(planner)
         #: Number of steps that requested no canary.
         self.silent = 0
-
-    def count_silent(self) -> None:
-        """Count a step that requested no canary."""
-        self.silent += 1
 
     def clear(self, plan: Plan, sums: Tensors) -> None:
         """Do nothing: the sums are the user's."""
@@ -279,7 +274,7 @@ class InputSample(GradientRows):
         """Return, before clipping, whether a batch of the step was dropped."""
         step = self._planner.step
         waiting = step.batch_size()
-        split = any(getattr(p, "summed_grad", None) is not None for p in step.params)
+        split = any(total is not None for total in summed_by_opacus(step.params))
         return waiting is not None and waiting < self._admitted and not split
 
     # ------------------------------------------------------------------ after the noise

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_audit.dpsgd.opacus import is_opacus
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.hooks.boundary import FailedElsewhere
-from lightning_audit.hooks.gradient_tap import CanaryRows
+from lightning_audit.hooks.gradient_tap import CanaryRows, summed_by_opacus
 from lightning_audit.layout import Direction, FloatArray, by_tensor
 from lightning_audit.replay.fork import CannotSeparate, ForkFailed, in_a_fork, may_fork
 from lightning_audit.replay.training_state import GlobalGenerators, generator_state
@@ -43,13 +44,8 @@ _VIEWS = 64
 def own_methods(optimizer: Any) -> tuple[str, ...]:
     """Return which methods between a backward pass and the noise are not Opacus' own."""
     kind = type(optimizer)
-    found = [n for n in _METHODS if not _is_opacus(getattr(kind, n, None))]
-    return tuple(found)
-
-
-def _is_opacus(method: Any) -> bool:
-    module = getattr(method, "__module__", "")  # a callable object may have none
-    return method is None or str(module).startswith("opacus.")
+    methods = {name: getattr(kind, name, None) for name in _METHODS}
+    return tuple(n for n, method in methods.items() if not (method is None or is_opacus(method)))
 
 
 @dataclass(frozen=True)
@@ -85,12 +81,12 @@ class Held:
         self._own, generator = dict(vars(step.optimizer)), step.optimizer.generator
         own = [generator_state(generator)] if isinstance(generator, torch.Generator) else []
         self._generators = [GlobalGenerators().put_back, *own]
-        self._rows = [_copied(getattr(p, "grad_sample", None), copy=copy) for p in step.params]
+        self._rows = [_copy_of(getattr(p, "grad_sample", None), copy=copy) for p in step.params]
         self._versions = self._now()
         #: Rows that an earlier step has used, by number.
         self._used = {k for k, t in enumerate(self._tensors()) if hasattr(t, "_processed")}
-        self._sums = [_copied(getattr(p, "summed_grad", None)) for p in step.params]
-        self._grads = [_copied(p.grad) for p in step.params]
+        self._sums = [_copy_of(total) for total in summed_by_opacus(step.params)]
+        self._grads = [_copy_of(p.grad) for p in step.params]
 
     def _tensors(self) -> list[torch.Tensor]:
         return [t for rows in self._rows for t in _each(rows)]
@@ -111,9 +107,9 @@ class Held:
             if number not in self._used:
                 vars(tensor).pop("_processed", None)
         for param, rows, total, grad in kept:
-            param.grad_sample = _copied(rows, copy=self._copy)  # type: ignore[attr-defined]
-            param.summed_grad = _copied(total)  # type: ignore[attr-defined]
-            param.grad = _copied(grad)
+            param.grad_sample = _copy_of(rows, copy=self._copy)  # type: ignore[attr-defined]
+            param.summed_grad = _copy_of(total)  # type: ignore[attr-defined]
+            param.grad = _copy_of(grad)
         return True
 
 
@@ -121,9 +117,9 @@ def _each(rows: Any) -> Iterator[torch.Tensor]:
     yield from (t for t in (rows if isinstance(rows, list) else [rows]) if t is not None)
 
 
-def _copied(value: Any, *, copy: bool = True) -> Any:
+def _copy_of(value: Any, *, copy: bool = True) -> Any:
     if isinstance(value, list):
-        return [_copied(tensor, copy=copy) for tensor in value]
+        return [_copy_of(tensor, copy=copy) for tensor in value]
     if not (copy and isinstance(value, torch.Tensor)):
         return value
     made = value.detach().clone()
@@ -210,9 +206,9 @@ class _Trial:
             ]
             seen.append((adds, float(torch.stack([part.norm() for part in left]).norm())))
         (long, rest), (other, beside), (short, bent) = seen
-        if max(rest, beside, *np.abs(other - long[1:])) > _EXACT:
-            return Fit("they change what the records add", noise=self._noise_is_alone(way))
-        if views == 1 and long.max() > 1.0 + _EXACT:  # of what is left of a row, clipped later
+        change = max(rest, beside, *np.abs(other - long[1:])) > _EXACT
+        # A single row adds too much of what is left of it, if that is clipped later.
+        if change or (views == 1 and long.max() > 1.0 + _EXACT):
             return Fit("they change what the records add", noise=self._noise_is_alone(way))
         if views > 1 and np.abs(long - 1.0).max() > _EXACT:
             return Fit("they do not add what a record adds")
@@ -270,7 +266,7 @@ class _Trial:
                 for t, p in zip(held, step.params, strict=True)
             ]
         except Exception as error:
-            return raised(error)
+            return error_place(error)
         finally:
             self._held.put_back()
 
@@ -279,7 +275,7 @@ def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([each.detach().double().cpu().reshape(-1) for each in tensors])
 
 
-def raised(error: Exception) -> str:
+def error_place(error: Exception) -> str:
     """Return an exception's type and place, without its text, which may contain data."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"

@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,20 +50,22 @@ class Located:
 
     def products(self, values: FloatArray, count: int) -> FloatArray:
         """Return inner products of ``count`` directions with a reading, ``[n]`` to ``[count]``."""
-        sums = np.bincount(self.row, weights=self.value * values[self.at], minlength=count)
-        return np.asarray(sums, dtype=np.float64)
+        return _sums(self.row, self.value * values[self.at], count)
 
     def shares(self, chosen: NDArray[np.bool_], count: int) -> FloatArray:
         """Return each direction's share of squared norm on ``chosen``, ``[n]`` to ``[count]``."""
-        weights = self.value**2 * chosen[self.at]
-        sums = np.bincount(self.row, weights=weights, minlength=count)
-        norms = np.bincount(self.row, weights=self.value**2, minlength=count)
-        return np.asarray(sums / np.where(norms > 0, norms, 1.0), dtype=np.float64)
+        squares = self.value**2
+        norms = _sums(self.row, squares, count)
+        return _sums(self.row, squares * chosen[self.at], count) / np.where(norms > 0, norms, 1.0)
 
     def combined(self, weights: FloatArray, size: int) -> FloatArray:
         """Return the sum of the directions times ``weights``, ``[count]`` to ``[size]``."""
-        sums = np.bincount(self.at, weights=weights[self.row] * self.value, minlength=size)
-        return np.asarray(sums, dtype=np.float64)
+        return _sums(self.at, weights[self.row] * self.value, size)
+
+
+def _sums(places: IndexArray, values: FloatArray, size: int) -> FloatArray:
+    """Return the sums of the values of each place, ``[size]``."""
+    return np.bincount(places, weights=values, minlength=size).astype(np.float64, copy=False)
 
 
 class Coordinates:
@@ -74,6 +77,7 @@ class Coordinates:
     """
 
     def __init__(self, witnesses: Witnesses, placement: Placement) -> None:
+        self.placement = placement
         self._fixed = [not item.canary.moving for item in placement.placed]
         self._known: Located | None = None
         self._start: dict[int, int] = {}
@@ -105,11 +109,7 @@ class Coordinates:
         if all(self._fixed):
             return self._known
         moving = self._located(directions, fixed=False)
-        both = zip(
-            (self._known.row, self._known.at, self._known.value),
-            (moving.row, moving.at, moving.value),
-            strict=True,
-        )
+        both = zip(vars(self._known).values(), vars(moving).values(), strict=True)
         return Located(*(np.concatenate(parts) for parts in both))
 
     def _located(self, directions: Sequence[Direction], *, fixed: bool) -> Located:
@@ -130,11 +130,6 @@ class Coordinates:
 
 
 # --- The plan of one step.
-
-
-def no_rows() -> CanaryRows:
-    """Return the rows of a step to which this process adds no canary."""
-    return CanaryRows([])
 
 
 @dataclass(frozen=True)
@@ -166,7 +161,7 @@ class Plan:
     status: int
     directions: Sequence[Direction] = ()
     located: Located | None = None
-    rows: CanaryRows = field(default_factory=no_rows, compare=False, repr=False)
+    rows: CanaryRows = field(default_factory=lambda: CanaryRows([]), compare=False, repr=False)
     adds: bool = True
     seed: tuple[int, int] | None = None
     weights: Sequence[float] = ()
@@ -242,29 +237,28 @@ class Plan:
             coordinates: the entries that were read.
         """
         located, count, at = self.located, len(self.coins), coordinates.witness_at
-        seen = seen.having(
-            canaries=self.recorded,
-            noise_multiplier=self.claim.noise_multiplier,
-            max_grad_norm=self.claim.max_grad_norm,
-            scale=self.claim.scale,
-            coins=self.coins,
-            readings=self.readings(drawn, seen.dead),
-            witnesses=drawn[at],
-        )
-        live, dead_canary = np.ones(count), False
+        own: dict[str, Any] = {
+            "canaries": self.recorded,
+            "noise_multiplier": self.claim.noise_multiplier,
+            "max_grad_norm": self.claim.max_grad_norm,
+            "scale": self.claim.scale,
+            "coins": self.coins,
+            "readings": self.readings(drawn, seen.dead),
+            "witnesses": drawn[at],
+            "live": np.ones(count),
+        }
         if seen.dead is not None:
             whole = coordinates.empty_tensors(seen.dead)
-            seen = seen.having(dead_witnesses=seen.dead[at], dead_tensors=whole)
+            own |= {"dead_witnesses": seen.dead[at], "dead_tensors": whole}
         if seen.at_cut and not seen.replaced:
-            used = None if seen.used is None else seen.used[at]
-            seen = seen.having(followed=(seen.values[at], used))
+            own["followed"] = seen.values[at], None if seen.used is None else seen.used[at]
         if located is None or self.status != INJECTED:
-            return seen.having(live=live)
+            return seen.having(**own)
         if seen.dead is not None:
-            live = located.shares(~seen.dead, count)
-            dead_canary = bool(((self.coins[located.row] > 0) & seen.dead[located.at]).any())
+            hit = (self.coins[located.row] > 0) & seen.dead[located.at]
+            own |= {"live": located.shares(~seen.dead, count), "dead_canary": bool(hit.any())}
 
-        def along(values: FloatArray | None) -> FloatArray | None:
+        def in_noise_units(values: FloatArray | None) -> FloatArray | None:
             if values is None:
                 return None
             size = float(np.sqrt(np.mean(values[at] ** 2)))
@@ -272,7 +266,8 @@ class Plan:
                 return None
             return located.products(values, count) / size
 
-        rest = None if seen.replaced else along(seen.values)
-        moved = None if seen.moves is None else -seen.moves.update
-        both = None if rest is None else (rest, along(seen.used), along(moved))
-        return seen.having(live=live, dead_canary=dead_canary, along=both)
+        rest = None if seen.replaced else in_noise_units(seen.values)
+        if rest is not None:
+            moved = None if seen.moves is None else -seen.moves.update
+            own["along"] = rest, in_noise_units(seen.used), in_noise_units(moved)
+        return seen.having(**own)

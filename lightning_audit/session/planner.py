@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -23,17 +23,16 @@ import numpy as np
 import torch
 from torch import distributed
 
-from lightning_audit.canaries.gradient import Placement
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import Boundary, FailedElsewhere, current
 from lightning_audit.hooks.gradient_tap import CanaryRows
-from lightning_audit.layout import Direction, FloatArray
-from lightning_audit.record.store import INJECTED, NOT_PLANNED
+from lightning_audit.layout import Direction, FloatArray, same_objects
+from lightning_audit.record.store import INJECTED, NOT_PLANNED, Kept
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.session.own_clipping import Fit, fit_of
-from lightning_audit.session.plan import Coordinates, Plan, no_rows
+from lightning_audit.session.plan import Coordinates, Plan
 from lightning_audit.session.recorder import Recorder
 from lightning_audit.verdict.judge import too_many_lost
 
@@ -125,7 +124,7 @@ class Ranks:
         if not self.talk:
             return entered and not self.several
         try:
-            return all(told == b"1" for told in self._told(b"1" if entered else b"0"))
+            return all(answer == b"1" for answer in self._messages(b"1" if entered else b"0"))
         except Unreachable:  # the training's own communication reports it next
             self.part()
             return False
@@ -133,14 +132,14 @@ class Ranks:
     def meet(self) -> None:
         """Check that the audit has failed in none of the processes."""
         if self.talk:
-            self._told(b"")
+            self._messages(b"")
 
     def shared(self, value: _Value) -> _Value:
         """Return the value of rank 0."""
         if not self.talk:
             return value
-        told = self._told(pickle.dumps(value) if self.is_first else b"")[0]
-        received: _Value = pickle.loads(told)
+        first, *_ = self._messages(pickle.dumps(value) if self.is_first else b"")
+        received: _Value = pickle.loads(first)
         return received
 
     def from_first(self, compute: Callable[[], _Value]) -> _Value:
@@ -168,14 +167,14 @@ class Ranks:
         """Return the numbers of every process, by rank."""
         if not self.talk:
             return [list(numbers)]
-        told = self._told(np.array(numbers, dtype=np.int64).tobytes())
-        return [np.frombuffer(row, dtype=np.int64).tolist() for row in told]
+        rows = self._messages(np.array(numbers, dtype=np.int64).tobytes())
+        return [np.frombuffer(row, dtype=np.int64).tolist() for row in rows]
 
     # ------------------------------------------------------------------ messages
 
-    def _told(self, data: bytes) -> list[bytes]:
+    def _messages(self, data: bytes) -> list[bytes]:
         """Return the data of each process, by rank; long data take several messages."""
-        told, more, room = [b""] * self.count, True, _SIZE - _HEAD
+        whole, more, room = [b""] * self.count, True, _SIZE - _HEAD
         while more:
             own = _written(_MORE if len(data) > room else _LAST, data[:room])
             data, rows = data[room:], self._rows()
@@ -185,15 +184,15 @@ class Ranks:
             except RuntimeError as error:
                 raise Unreachable from error
             kinds = [int(row[0]) for row in rows]
-            said = [_read(row) for row in rows]
+            pieces = [_read(row) for row in rows]
             if _FAILED in kinds:
                 self.talk = False
                 rank = kinds.index(_FAILED)
-                line, _, failure = said[rank].decode().partition(":")
+                line, _, failure = pieces[rank].decode().partition(":")
                 raise FailedElsewhere(f"{failure}, in the process of rank {rank}", int(line))
-            told = [before + piece for before, piece in zip(told, said, strict=True)]
+            whole = [before + piece for before, piece in zip(whole, pieces, strict=True)]
             more = _MORE in kinds
-        return told
+        return whole
 
     def _rows(self) -> list[torch.Tensor]:
         return [torch.empty(_SIZE, dtype=torch.uint8) for _ in range(self.count)]
@@ -295,14 +294,13 @@ def draw_part(parts: int, rng: np.random.Generator) -> int:
     return -1 if rng.random() < _LAST_PART else int(rng.integers(parts - 1))
 
 
-class StepPlanner:
+class StepPlanner(Kept):
     """Planner of one private optimizer's steps; counts what their plans and notes need.
 
     Args:
         step: the adapter.
         config: what to audit, and how.
-        placement: positions of the canaries in the gradient.
-        coordinates: the entries that are read.
+        coordinates: the entries that are read, and the positions of the canaries among them.
         rng: the audit's own generator.
         ranks: the processes of the training.
         recorder: counts the steps, and stores whether clipping is broken.
@@ -310,11 +308,12 @@ class StepPlanner:
             determine how it samples.
     """
 
+    KEPT = ("anyone_copies", "changed_at", "pass_blockers", "missing", "notes")
+
     def __init__(
         self,
         step: DPSGDStep,
         config: AuditConfig,
-        placement: Placement,
         coordinates: Coordinates,
         rng: np.random.Generator,
         ranks: Ranks,
@@ -328,7 +327,6 @@ class StepPlanner:
         self.ranks = ranks
         self.recorder = recorder
         self.rng = rng
-        self._placement = placement
         #: Key of the shared coins; all processes draw it from the same seed.
         self._key = int(rng.integers(2**63)) if ranks.several else 0
         #: Key of the rows' positions, order and lengths; from a spawned generator, which leaves
@@ -336,7 +334,7 @@ class StepPlanner:
         self._looks_key = int(rng.spawn(1)[0].integers(2**63))
         #: Whether this process, or any, had to copy rows; True for "any" until all have reported.
         self.copied, self.anyone_copies = False, True
-        self.notes = list(placement.skipped)
+        self.notes = list(coordinates.placement.skipped)
         self.pass_blockers: list[str] = []
         #: Why steps were lost, if parameters had no gradient: it prevents a pass if many were.
         self.missing = ""
@@ -345,8 +343,8 @@ class StepPlanner:
         self.rows_taken: int | None = 0
         #: Number of gradients that a hand-written training has handed over in its steps so far.
         self.rows_handed = 0
-        #: How rows fit into the optimizer's own clipping; None before that is known.
-        self.fit: Fit | None = None
+        #: How rows fit into the optimizer's own clipping; whether that was tried.
+        self.fit, self.tried = Fit(), False
         #: Smallest oversize of the run's canaries; a resumed run may have changed it.
         self.oversize = config.oversize
         self._track = track_batch_sizes
@@ -368,7 +366,7 @@ class StepPlanner:
             ValueError: the optimizer's claim cannot be read, as without per-sample gradients.
         """
         stated, own = self.step.claim(accumulated), self.config.claim
-        if self.fit is not None and self.fit.views > 1:
+        if self.fit.views > 1:
             stated = replace(stated, views=self.fit.views)
         if own is None:
             return stated
@@ -402,7 +400,7 @@ class StepPlanner:
             return None
         return self._last_claim
 
-    def claimed_again(self, plan: Plan) -> Plan:
+    def reread_claim(self, plan: Plan) -> Plan:
         """Read the claim again just before clipping: the user's hooks may have set the noise."""
         claim = self.known_claim()
         if claim is None or claim == plan.claim:
@@ -410,7 +408,7 @@ class StepPlanner:
         self._last_claim = claim
         return replace(plan, claim=claim)
 
-    def settled(self, plan: Plan, now: StepClaim) -> Plan:
+    def plan_after_noise(self, plan: Plan, now: StepClaim) -> Plan:
         """Return a plan with the claim that was changed between clipping and noise.
 
         The smaller of the two noise multipliers is used, so that raising it for a moment gains
@@ -426,19 +424,15 @@ class StepPlanner:
 
     # ------------------------------------------------------------------ plans
 
-    def planned(self, accumulated: int | None = None) -> Plan:
-        """Read the claim, and draw the coins and directions of a step; see `claim`."""
-        return self.plan(self.claim(accumulated))
-
     def plan(self, claim: StepClaim) -> Plan:
         """Draw the coins and directions of a step."""
         ranks, number = self.ranks, self.recorder.steps
         rng = ranks.coins(self._key, number) if ranks.several else self.rng
         coins = self._toss(rng)
-        directions = self._placement.draw(rng)
+        directions = self.coordinates.placement.draw(rng)
         located = self.coordinates.locate(directions)
         adds = not ranks.several or ranks.adds(number)
-        fit = self.fit or Fit()
+        fit = self.fit
         among = self._by_number(0) % _AMONG == 0 and fit.views == 1
         return Plan(
             claim,
@@ -446,7 +440,7 @@ class StepPlanner:
             INJECTED,
             directions,
             located,
-            self._rows(claim, coins, directions, short=fit.short) if adds else no_rows(),
+            self._rows(claim, coins, directions, short=fit.short) if adds else CanaryRows([]),
             adds,
             (self._looks_key, number) if among else None,
             fit.adds,
@@ -507,7 +501,7 @@ class StepPlanner:
         Args:
             free: whether their rows need no copy.
         """
-        if self.fit is not None and self.fit.why_not:
+        if self.fit.why_not:
             return False
         every = self.config.every_n_steps
         if self.ranks.several:  # all processes must decide alike, also if only some must copy
@@ -524,10 +518,6 @@ class StepPlanner:
             self.parts_are_equal and self._parts.chosen(self.chance(_PART))
         )
         return chosen and self.layout_holds() and not self.recorder.clipping_is_broken
-
-    def may_lay_out(self) -> bool:
-        """Return whether the canaries of the coming step may be laid out before it."""
-        return self.may_enter() and self.is_due(free=True)
 
     def draw_part(self, parts: int) -> int:
         """Draw which of a step's accumulated batches the canaries enter; -1 for the last."""
@@ -559,7 +549,7 @@ class StepPlanner:
     @property
     def shows_noise(self) -> bool:
         """Whether the release is the clipped sum with noise, as far as is known."""
-        return self.fit is None or self.fit.noise
+        return self.fit.noise
 
     def try_rows(self) -> bool:
         """Find out, before the first step, how rows fit into the optimizer's own clipping.
@@ -572,7 +562,7 @@ class StepPlanner:
             self.step.take_out()
             return self.plan(self.claim()).directions
 
-        self.fit = Fit()
+        self.tried = True
         self.fit = fit_of(self.step, draw)
         if self.fit.why_not:
             self.leave_rows_out(self.fit)
@@ -580,18 +570,17 @@ class StepPlanner:
 
     def leave_rows_out(self, fit: Fit) -> None:
         """Add no row of gradients from now on, since they do not fit."""
-        self.fit, kind = fit, type(self.step.optimizer).__name__
+        self.fit, self.tried, kind = fit, True, type(self.step.optimizer).__name__
         self.block_pass(_NO_ROWS.format(kind=kind, why=fit.why_not))
 
     # ------------------------------------------------------------------ observations
 
     def layout_holds(self) -> bool:
         """Return whether the trained parameters are those of the start; if not, block a pass."""
-        if self.changed_at is None and not self.step.same_params():
+        trained, start = self.step.trained(), self.step.params
+        if self.changed_at is None and not same_objects(trained, start):
             self.changed_at = self.recorder.steps
-            before, now = (
-                {id(p): p for p in params} for params in (self.step.params, self.step.trained())
-            )
+            before, now = ({id(p): p for p in params} for params in (start, trained))
             joined = [str(tuple(p.shape)) for number, p in now.items() if number not in before]
             left = sum(number not in now for number in before)
             what = f"{left} left" if left else ""
@@ -610,8 +599,7 @@ class StepPlanner:
         """Count a step's part that is not the last, and its samples, before canaries enter it."""
         size = self.step.batch_size()
         if self.rows_taken is not None:
-            views = self.fit.views if self.fit else 1
-            self.rows_taken = None if size is None else self.rows_taken + size // views
+            self.rows_taken = None if size is None else self.rows_taken + size // self.fit.views
         self._parts.passed()
 
     def count_batch(self, plan: Plan | None) -> None:
@@ -622,29 +610,20 @@ class StepPlanner:
             return
         own = plan is not None and not plan.earlier
         size -= plan.added if plan is not None and own else 0
-        size //= self.fit.views if self.fit else 1
+        size //= self.fit.views
         if self.rows_taken is not None:
             self.rows_taken += size
         if self._track:
             self.batch_sizes.append(size)
 
-    def count_handed(self, samples: int) -> None:
-        """Count the samples whose gradients a step's code has handed over."""
-        self.rows_handed += samples
-
     def must_copy(self, obstacle: str) -> None:
-        """Note why the rows of a step must be copied, unless ``obstacle`` is empty."""
-        if obstacle:
-            self.note(obstacle)
-            self.copied = True
+        """Note why the rows of a step must be copied."""
+        self.note(obstacle)
+        self.copied = True
 
     def hear(self, *, anyone_copies: bool) -> None:
         """Take over whether any process had to copy rows."""
         self.anyone_copies = anyone_copies
-
-    def follow(self, step: DPSGDStep) -> None:
-        """Switch to the adapter of a new optimizer over the same parameters."""
-        self.step = step
 
     def end_epoch(self) -> None:
         """Drop the size of the epoch's last batch, which is smaller for many loaders."""
@@ -689,30 +668,16 @@ class StepPlanner:
 
     # ------------------------------------------------------------------ checkpoints
 
-    #: Attributes that a checkpoint stores unchanged.
-    _KEPT = ("anyone_copies", "changed_at", "pass_blockers", "missing", "notes")
-
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores: the coins' generator, but no number of samples."""
         coins = self.rng.bit_generator.state
-        kept = {name: _copied(getattr(self, name)) for name in self._KEPT}
-        return {**kept, "coins": coins, "oversize": self.oversize}
+        return {**super().state(), "coins": coins, "oversize": self.oversize}
 
-    def load(self, state: dict[str, Any], said: list[str]) -> None:
-        """Restore a checkpoint's state, and keep the notes made since.
-
-        Args:
-            state: the planner's state.
-            said: further notes to add.
-        """
-        since = [*self.notes, *said]
-        for name in self._KEPT:
-            setattr(self, name, _copied(state[name]))
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint's state, and keep the notes made since."""
+        since = self.notes
+        super().load(state)
         for sentence in since:
             self.note(sentence)
         self.rng.bit_generator.state = state["coins"]
         self.oversize = min(self.oversize, state["oversize"])
-
-
-def _copied(value: Any) -> Any:
-    return list(value) if isinstance(value, list) else value

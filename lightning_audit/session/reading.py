@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from lightning_audit.checks.probes import REUSE_IN_ALL, Whitening, Witnesses
 from lightning_audit.checks.randomness import COMPARED
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
-from lightning_audit.hooks.gradient_tap import FINE, Entries, GradientTap, WeightWatch, clipped_sums
+from lightning_audit.hooks.gradient_tap import (
+    FINE,
+    Entries,
+    GradientTap,
+    Tensors,
+    WeightWatch,
+    clipped_sums,
+)
 from lightning_audit.layout import FloatArray, IndexArray
 from lightning_audit.record.store import Kept, Moves, Observation
 
@@ -41,8 +48,6 @@ _DRAWS_LEFT = (
 )
 #: Relative difference of numbers that are equal up to rounding.
 _EQUAL = 1e-4
-
-Tensors = Sequence[torch.Tensor | None]
 
 
 class NoiseWatch:
@@ -208,7 +213,7 @@ class NoiseWatch:
             return unit, seen
         assert self._at is not None
         own = None if self._sums is None else self._sums.array[self._at] / norm
-        released, sums = self._recovered(self._released.array[self._at] * unit, own, sigma)
+        released, sums = self._own_noise(self._released.array[self._at] * unit, own, sigma)
         length = None if self._norms is None else float(np.linalg.norm(self._norms.array)) / norm
         seen = seen.having(
             released=released,
@@ -253,7 +258,7 @@ class NoiseWatch:
             return sums
         return noise_multiplier * whole.draw(sums / noise_multiplier, dead)
 
-    def _recovered(
+    def _own_noise(
         self, released: FloatArray, sums: FloatArray | None, noise_multiplier: float
     ) -> tuple[FloatArray, FloatArray | None]:
         """Return a step's gradient with its own draw as the only noise, and its clipped sums.

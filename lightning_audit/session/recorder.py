@@ -62,7 +62,7 @@ _PASSES_AT_TIMES = (
 )
 
 
-class Recorder:
+class Recorder(Kept):
     """Feeds steps to the record and to the checks, in blocks after the first `PROMPT` steps.
 
     The checks of the record compute the steps of a block together, each with the centers and the
@@ -77,6 +77,9 @@ class Recorder:
         store: the record on disk; None for no record.
         rng: generator of the noise that replaces entries that are not part of the release.
     """
+
+    # The monitor and the checks of the noise are kept, too.
+    KEPT = ("use", "zeros_are_public", "released", "clipping_is_broken", "canary_steps")
 
     #: Largest number of steps that wait for evidence on whether zeros are part of the release.
     PATIENCE = 5
@@ -93,7 +96,7 @@ class Recorder:
     ) -> None:
         self._rng = rng or np.random.default_rng()
         #: Whether an inserted canary was read as exactly zero somewhere.
-        self._zeros_are_public = False
+        self.zeros_are_public = False
         #: Shares of the read entries that were released.
         self.released = ReleasedShares(header.witnesses, len(header.canaries))
         self.header = header
@@ -103,7 +106,7 @@ class Recorder:
         self._reducer = WitnessReducer(witnesses)
         #: Checks of the noise itself; up to date after `digest`.
         self._noise = NoiseChannelChecks(header, significance, fine=header.signal == 1.0)
-        self._use = UseOfRelease(significance, header.coin_probability)
+        self.use = UseOfRelease(significance, header.coin_probability)
         self.processing = ReleaseProcessing()
         self._waiting: list[Observation] = []
         #: Number of steps, and of those with canaries, fed or pending.
@@ -136,7 +139,7 @@ class Recorder:
         monitor = self.monitor
         loud = monitor.clipping_is_broken or self._passes_at_times
         noise = self._noise.results(clips=not loud)
-        use = self._use
+        use = self.use
         own = (use.result(c) if c.name == use.evidence.name else c for c in monitor.results())
         return (*own, *noise)
 
@@ -186,7 +189,7 @@ class Recorder:
         self._waiting.append(seen)
         self.steps += 1
         self.canary_steps += seen.canaries in ENTERED
-        self._zeros_are_public |= seen.dead_canary
+        self.zeros_are_public |= seen.dead_canary
         self.waits = True
         if self._undecided():
             return
@@ -200,13 +203,13 @@ class Recorder:
 
     def _watch_tests(self) -> None:
         self._alike = list(evidence_in(self._monitor))
-        self._own = list(evidence_in([self._noise, self._use]))
+        self._own = list(evidence_in([self._noise, self.use]))
 
     def _undecided(self) -> bool:
         """Return whether to wait for evidence that zeros are not part of the release."""
         zeros = [seen for seen in self._waiting if seen.dead_witnesses is not None]
         patience = self.PATIENCE * (4 if all(map(_is_chosen, zeros)) else 1)
-        return bool(zeros) and not self._zeros_are_public and len(self._waiting) < patience
+        return bool(zeros) and not self.zeros_are_public and len(self._waiting) < patience
 
     def _without_dead(self, seen: Observation) -> Observation:
         """Return the step with fresh claimed noise where it was not released.
@@ -216,7 +219,7 @@ class Recorder:
         """
         dead, sigma = seen.dead_witnesses, seen.noise_multiplier
         silent = seen.canaries == NOT_PLANNED and seen.dead_tensors
-        if dead is None or sigma <= 0 or not (self._zeros_are_public or silent):
+        if dead is None or sigma <= 0 or not (self.zeros_are_public or silent):
             self.released.update(None, seen.live)
             return seen
         self.released.update(dead, seen.live)
@@ -256,7 +259,7 @@ class Recorder:
         along = {n: seen.along for n, seen in steps.items() if seen.along is not None}
         if along and self.header.signal == 1.0:  # low precision leaves a residue of each canary
             coins = np.stack([steps[number].coins for number in along])
-            self._use.update([*along], coins, [*along.values()])
+            self.use.update([*along], coins, [*along.values()])
 
     def flush(self) -> None:
         """Feed the pending steps, and flush the record to the operating system."""
@@ -278,14 +281,10 @@ class Recorder:
             "monitor": snapshot(self._monitor),
             "reducer": snapshot(self._reducer),
             "noise": self._noise.state(),
-            "use": snapshot(self._use),
-            "zeros_are_public": self._zeros_are_public,
-            "released": snapshot(self.released),
-            "clipping_is_broken": self.clipping_is_broken,
-            "canary_steps": self.canary_steps,
+            **super().state(),
         }
 
-    def load(self, state: dict[str, Any]) -> list[str]:
+    def resume(self, state: dict[str, Any]) -> list[str]:
         """Restore a state, and judge all of it by this recorder's significance.
 
         Returns:
@@ -315,11 +314,7 @@ class Recorder:
         self._monitor, self._reducer = monitor, restore(state["reducer"])
         self.steps = self._monitor.steps
         self._noise.resume(state["noise"], self.steps)
-        self._use = restore(state["use"])
-        self._zeros_are_public = bool(state["zeros_are_public"])
-        self.released = restore(state["released"])
-        self.clipping_is_broken = state["clipping_is_broken"]
-        self.canary_steps = state["canary_steps"]
+        super().load(state)
         self._watch_tests()
         if self._monitor.significance == significance:
             return []
@@ -327,7 +322,7 @@ class Recorder:
 
     def _judge_by(self, significance: float) -> list[str]:
         self._monitor.significance = significance
-        new, gone = judge_again(evidence_in([self._monitor, self._noise, self._use]), significance)
+        new, gone = judge_again(evidence_in([self._monitor, self._noise, self.use]), significance)
         stopped, self.clipping_is_broken = self.clipping_is_broken, self._monitor.clipping_is_broken
         said = [
             f"by the significance from step {self.steps + 1} on, {words}: {', '.join(names)}"
@@ -417,7 +412,7 @@ class LostSteps(Kept):
         #: Whether the weights were finite before the coming step.
         self.weights_finite = True
         self._own: dict[int, tuple[int, int]] = {}
-        self._told: dict[int, tuple[int, int]] = {}
+        self._of_all: dict[int, tuple[int, int]] = {}
 
     def look(
         self,
@@ -448,7 +443,7 @@ class LostSteps(Kept):
             rows: which samples' gradients are not finite, ``[n]``; None if unknown.
         """
         self.count += 1
-        if rows is not None and len(self._own) + len(self._told) < self.MOST:
+        if rows is not None and len(self._own) + len(self._of_all) < self.MOST:
             self._own[step] = (int(rows.sum()), len(rows))
 
     def numbers(self) -> list[int]:
@@ -456,17 +451,17 @@ class LostSteps(Kept):
         flat = [n for step, counts in self._own.items() for n in (step, *counts)]
         return flat + [-1] * (3 * self.MOST - len(flat))
 
-    def hear(self, told: Sequence[Sequence[int]]) -> None:
+    def hear(self, counts: Sequence[Sequence[int]]) -> None:
         """Add the `numbers` of all processes, including this one."""
-        for numbers in told:
+        for numbers in counts:
             for step, lost, rows in zip(*[iter(numbers)] * 3, strict=True):
                 if step >= 0:
-                    known = self._told.get(step, (0, 0))
-                    self._told[step] = (known[0] + lost, known[1] + rows)
+                    known = self._of_all.get(step, (0, 0))
+                    self._of_all[step] = (known[0] + lost, known[1] + rows)
         self._own = {}
 
     @property
     def first(self) -> tuple[int, int, int] | None:
         """First step with some, not all samples not finite: its number, that count, all."""
-        steps = sorted({**self._own, **self._told}.items())
+        steps = sorted({**self._own, **self._of_all}.items())
         return next(((s, lost, rows) for s, (lost, rows) in steps if 0 < lost < rows), None)

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,16 @@ import torch
 
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.dpsgd.adapters import divisor_at_cut, shows_its_noise, watch_cut
-from lightning_audit.dpsgd.hand_written import ManualStep
 from lightning_audit.dpsgd.protocol import Backward, CannotEnter, DPSGDStep, StepClaim
 from lightning_audit.hooks.boundary import attempt, current
-from lightning_audit.hooks.gradient_tap import CanaryRows, GradientTap, clipped_sums
-from lightning_audit.hooks.step_hooks import MethodHook, Retry, StepHooks
-from lightning_audit.hooks.update_tap import UpdateTap
+from lightning_audit.hooks.gradient_tap import (
+    CanaryRows,
+    GradientTap,
+    Tensors,
+    clipped_sums,
+    summed_by_opacus,
+)
+from lightning_audit.hooks.step_hooks import Installed, MethodHook, Retry, StepHooks
 from lightning_audit.layout import same_objects
 from lightning_audit.lints.settings import STEPS, NoiseDraws
 from lightning_audit.record.store import (
@@ -43,13 +48,9 @@ from lightning_audit.record.store import (
 )
 from lightning_audit.session.between import Between
 from lightning_audit.session.entrances import GradientRows, HandedRows, InputSample
-from lightning_audit.session.own_clipping import Fit, Held, own_methods, raised
-from lightning_audit.session.plan import Coordinates, Plan
-from lightning_audit.session.planner import (
-    FULL_STEPS,
-    THINNED,
-    StepPlanner,
-)
+from lightning_audit.session.own_clipping import Fit, Held, error_place, own_methods
+from lightning_audit.session.plan import Plan
+from lightning_audit.session.planner import FULL_STEPS, THINNED, StepPlanner
 from lightning_audit.session.reading import NoiseWatch, ReleaseWatch
 from lightning_audit.session.recorder import ZEROS, LostSteps
 
@@ -241,8 +242,8 @@ class AuditSession:
         self._noise_seen = False
         self.releases, self.between = ReleaseWatch(), Between(planner)
         if (boundary := current()) is not None:
-            boundary.on_leave(self._fail)
-        self._hooks: list[StepHooks | MethodHook] = [self._update_hooks()]
+            boundary.on_leave(self.withdraw)
+        self._hooks: list[StepHooks | Installed] = [self._update_hooks()]
 
     @property
     def monitor(self) -> AuditMonitor:
@@ -272,38 +273,45 @@ class AuditSession:
 
         Lightning's hooks run only for steps that Lightning itself takes.
         """
-        optimizer, passes = self.step.optimizer, self._pass_noise
-        # Innermost: a failure of any hook after the noise finds the canaries in the gradient.
-        self._hooks.append(MethodHook(optimizer, "add_noise", after=passes, otherwise=passes))
-        self._hooks += self.between.hooks()
+        optimizer, between = self.step.optimizer, self.between
+        noise = partial(self._on, Event.NOISE)
+        between.begin()
+        self._hooks += [
+            # Inside of the others: a failure of theirs finds the canaries in the gradient.
+            MethodHook(
+                optimizer, "add_noise", between.noise_begins, self._noise_ends, self._pass_noise
+            ),
+            MethodHook(
+                optimizer, "clip_and_accumulate", between.clipping_begins, between.clipping_ends
+            ),
+        ]
         if type(self.inserter) is GradientRows:
             own = [n for n in ("clip_and_accumulate", "pre_step") if n in own_methods(optimizer)]
             self._hooks += [Retry(optimizer, n, self._hold, self._without_rows) for n in own]
         self._hooks += [
-            MethodHook(optimizer, "pre_step", self._clip, lambda: self._on(Event.CLIPPED)),
-            watch_cut(optimizer, self.noise_is_in, self.noise_is_in),
+            MethodHook(optimizer, "pre_step", self._clip, partial(self._on, Event.CLIPPED)),
+            watch_cut(optimizer, noise, noise),  # before any post-processing
         ]
 
     def _update_hooks(self) -> StepHooks:
-        arrive = self._arrive
-        return self.tap.hooks(arrive, lambda: self._on(Event.UPDATED), arrive)
+        return self.tap.hooks(partial(self._on, Event.UPDATE), partial(self._on, Event.UPDATED))
 
     def follow(self, step: DPSGDStep) -> bool:
         """Switch to a new optimizer over the same parameters; return False if they differ."""
         same = same_objects(step.params, self.step.params)
         if same:
             self._unhook()
-            step.take_over(self.step)
+            step.norms = self.step.norms
             self.step = step
-            self.planner.follow(step)
-            self.tap = tap_of(step, self.planner.coordinates, cut_known=self.tap.is_shown)
+            self.planner.step = step
+            self.tap = step.tap(self.planner.coordinates.by_tensor, cut_known=self.tap.is_shown)
             self._hooks = [self._update_hooks()]
         return same
 
     def pause(self, *, paused: bool) -> None:
         """Disable the hooks during steps that are not part of the training, or enable them."""
         for hook in self._hooks:
-            hook.arm(armed=not paused)
+            hook.armed = not paused
 
     def detach(self) -> None:
         """Unregister the hooks; observations are kept."""
@@ -340,8 +348,7 @@ class AuditSession:
         if self.releases.last is not None:
             self.releases.end_batch(self.tap.weights)
         self.trains = False
-        if isinstance(self.step, ManualStep):
-            self.step.settle()
+        self.step.settle()
 
     def admit(self, batch: Any, module: torch.nn.Module) -> Any:
         """Return the batch to train on, with an input canary if its coin is 1.
@@ -371,7 +378,7 @@ class AuditSession:
     def inject(self) -> None:
         """Insert the canaries of an announced step, before clipping and noise."""
         self._look_at_noise()
-        untried = self.planner.fit is None and type(self.inserter) is GradientRows
+        untried = not self.planner.tried and type(self.inserter) is GradientRows
         if untried and self.planner.try_rows():
             self._drop()
             self.stage = State.SKIPPED
@@ -396,7 +403,7 @@ class AuditSession:
         """Mark the canaries as handed over: the training's code has them in its sums."""
         self._on(Event.HANDED)
 
-    def released(self, tensors: Sequence[torch.Tensor | None]) -> None:
+    def released(self, tensors: Tensors) -> None:
         """Read the noisy gradients that the training's code passes in.
 
         Args:
@@ -407,13 +414,9 @@ class AuditSession:
     def _pass_noise(self) -> None:
         self._behind |= self._plan is not None
 
-    def noise_is_in(self) -> None:
-        """Read the gradient right after the noise was added, before any post-processing."""
-        self._on(Event.NOISE)
-
-    def _arrive(self, level: int) -> None:
-        """Read the gradient when the updating optimizer has it, at a level of nested steps."""
-        self._on(Event.UPDATE, level)
+    def _noise_ends(self) -> None:
+        self._pass_noise()
+        self.between.noise_ends()
 
     def _clip(self) -> None:
         """Insert the canaries just before clipping, if the step was not announced."""
@@ -423,7 +426,7 @@ class AuditSession:
         if final or not (announced or self.stage is State.IN):
             self._on(Event.CLIP)
             self._part_announced = False
-        self._sums_before = [None if t is None else (id(t), t._version) for t in self._sums()]
+        self._sums_before = self._versions()
         if several and self.recorder.steps < STEPS:
             self.draws.start(self.step.noise_state())
         self._look_at_noise()
@@ -449,7 +452,7 @@ class AuditSession:
     def _start_next_part(self) -> None:
         """Start a further part of a batch, unless an earlier one broke off or was cleared."""
         self.tap.reset()
-        cleared = all(one is None for one in self._sums())
+        cleared = all(one is None for one in summed_by_opacus(self.step.params))
         if self._plan is not None and (cleared or not self._plan.summed):
             self._drop()
             self._after = State.SKIPPED
@@ -470,19 +473,21 @@ class AuditSession:
         waits = self.step.take_out()
         self._sums_before = []
         if self._is_in_sum(plan) or (clipped and not waits):
-            self.inserter.clear(plan, self._sums())
+            self.inserter.clear(plan, summed_by_opacus(self.step.params))
 
     def _is_in_sum(self, plan: Plan) -> bool:
         """Return whether an earlier part of the batch has the canaries."""
         return plan.summed and self.stage in (State.SUMMED, State.IN)
 
-    def _sums(self) -> list[torch.Tensor | None]:
-        return [getattr(p, "summed_grad", None) for p in self.step.params]
+    def _versions(self) -> list[tuple[int, int] | None]:
+        """Return the clipped sums, each by its identity and version."""
+        sums = summed_by_opacus(self.step.params)
+        return [None if t is None else (id(t), t._version) for t in sums]
 
     def _was_clipped(self) -> bool:
         """Return whether gradients were added to the sums since the optimizer began to clip."""
-        pairs = zip(self._sums(), self._sums_before, strict=False)
-        return any(one is not None and (id(one), one._version) != was for one, was in pairs)
+        pairs = zip(self._versions(), self._sums_before, strict=False)
+        return any(now is not None and now != before for now, before in pairs)
 
     # ------------------------------------------------------------------ rows of gradients go in
 
@@ -490,14 +495,14 @@ class AuditSession:
         """Lay out a new step's rows; coins are flipped only if they can be."""
         planner = self.planner
         self._after = self.stage
-        if not planner.may_lay_out():
+        if not (planner.may_enter() and planner.is_due(free=True)):
             return
         # So that a seed gives the same record whether rows are copied or not.
         if obstacle := self.step.obstacle(coming):
             planner.must_copy(obstacle)
             return
         try:
-            plan = planner.planned(accumulated=1)
+            plan = planner.plan(planner.claim(accumulated=1))
         except ValueError:  # reported when the rows are to enter
             return
         self.step.lay_out(plan.rows, plan.norm, plan.seed)
@@ -534,18 +539,18 @@ class AuditSession:
             self._put_in_again()
             return
         meant = self.planner.end_parts()  # before the optimizer clears its skip signal
-        self._plan = self._confirmed()
+        self._plan = self._laid_out_plan()
         planner.count_batch(self._plan)
         if self._plan is None:
             claim = planner.claim_now()
             if claim is None:
                 self._after = State.PLANNED
                 return
-            self._plan = self._copied(claim)
+            self._plan = self._copied_plan(claim)
         if meant:
             self._plan = replace(self._plan, meant=True)
 
-    def _confirmed(self) -> Plan | None:
+    def _laid_out_plan(self) -> Plan | None:
         """Return the plan of the laid out rows, if they are in the step's gradients."""
         plan = self._plan
         if plan is None or self.stage is not State.LAID_OUT:
@@ -559,7 +564,7 @@ class AuditSession:
         except torch.OutOfMemoryError:
             return self._without_room(plan)
 
-    def _copied(self, claim: StepClaim) -> Plan:
+    def _copied_plan(self, claim: StepClaim) -> Plan:
         """Plan a step after its backward passes, and insert its canaries."""
         planner = self.planner
         if not planner.is_due(free=False) or self.recorder.clipping_is_broken:
@@ -594,18 +599,14 @@ class AuditSession:
         try:
             if (again and self.step.put_in()) or self._is_in_sum(plan):
                 return
+            # The closure of manual optimization computes nothing: then there is nothing to do.
+            if not self.step.holds_canaries() and self.step.batch_size() is not None:
+                self.step.copy_in(plan.rows, plan.norm, plan.seed)
+        except CannotEnter as error:
+            self.planner.note(f"no canary entered a step: {error}")
+            self._plan = plan.dropped()
         except torch.OutOfMemoryError:
             self._plan = self._without_room(plan)
-            return
-        # The closure of manual optimization computes nothing: then there is nothing to do.
-        if not self.step.holds_canaries() and self.step.batch_size() is not None:
-            try:
-                self.step.copy_in(plan.rows, plan.norm, plan.seed)
-            except CannotEnter as error:
-                self.planner.note(f"no canary entered a step: {error}")
-                self._plan = plan.dropped()
-            except torch.OutOfMemoryError:
-                self._plan = self._without_room(plan)
 
     def _put_in_part(self) -> None:
         """Insert the canaries into a part of a split batch before the last, if it was chosen."""
@@ -619,11 +620,11 @@ class AuditSession:
         self._after = self.stage
         if not chosen:
             return
-        plan = self._confirmed()
+        plan = self._laid_out_plan()
         self._after = State.SKIPPED
         if plan is None:
             with contextlib.suppress(ValueError):  # reported at the end of the step
-                plan = self._copied(planner.claim())
+                plan = self._copied_plan(planner.claim())
         if plan is not None and plan.status == INJECTED:
             self._plan, self._after = replace(plan, earlier=True), State.SUMMED
 
@@ -650,7 +651,7 @@ class AuditSession:
 
     def _claim_again(self) -> None:
         if self._plan is not None:
-            self._plan = self.planner.claimed_again(self._plan)
+            self._plan = self.planner.reread_claim(self._plan)
 
     def _take_rows_out(self) -> None:
         """Remove any canary from the gradients of a part of a split batch that was clipped."""
@@ -670,7 +671,7 @@ class AuditSession:
         self._plan = plan
         claim = self.planner.claim()
         self._drop()
-        self.planner.leave_rows_out(Fit(f"it raises {raised(error)}"))
+        self.planner.leave_rows_out(Fit(f"it raises {error_place(error)}"))
         self._plan = self.planner.without_canary(claim, DROPPED)
         return ""
 
@@ -749,7 +750,7 @@ class AuditSession:
 
     # ------------------------------------------------------------------ the gradient is read
 
-    def _read_at_cut(self, tensors: Sequence[torch.Tensor | None] | None = None) -> None:
+    def _read_at_cut(self, tensors: Tensors | None = None) -> None:
         """Read the gradient at the cut.
 
         Args:
@@ -772,7 +773,7 @@ class AuditSession:
     def _read_at_update(self, level: int) -> None:
         """Read the gradient that the updating optimizer has, unless it was read at the cut."""
         self._behind = True
-        if (grads := self.tap.arrives(level)) is not None:
+        if (grads := self.tap.due_gradient(level)) is not None:
             self._read(self.planner.known_claim(), grads)
 
     def _read(self, now: StepClaim | None, grads: list[torch.Tensor | None]) -> None:
@@ -790,7 +791,7 @@ class AuditSession:
             planner.state_missing([slot.name for slot, grad in pairs if grad is None], number)
         divisor = None if now is None else self._divisor(now)
         samples = step.batch_size()
-        if samples is not None and isinstance(step, ManualStep) and self._plan is not None:
+        if samples is not None and step.samples and self._plan is not None:
             samples += self._plan.added
         self.noise.read(step, number, samples, grads, divisor, self.tap)
         if self.stage is State.LAID_OUT and type(self.inserter) is not InputSample:
@@ -799,7 +800,7 @@ class AuditSession:
         if self._plan is not None:
             plan = self._plan
             if now is not None and now != plan.claim:
-                self._plan = plan = planner.settled(plan, now)
+                self._plan = plan = planner.plan_after_noise(plan, now)
             taken, changed = self.inserter.take_out(plan, self._divisor(plan.claim), grads)
         # If not sure, the gradient that is read may differ from the released one.
         self._is_sure = self.tap.read(taken, changed=changed)
@@ -814,7 +815,7 @@ class AuditSession:
 
     def _record(self) -> None:
         """Finish a step after the updating optimizer's `step` returned."""
-        seen = self.tap.leaves()
+        seen = self.tap.end_step()
         if seen is None:
             return
         if self._is_released:
@@ -827,22 +828,21 @@ class AuditSession:
             seen, lack = self.tap.judged(seen, asked=self._asked)
             if lack:
                 self.planner.block_pass(lack)
-        plan = self._plan or self._unplanned()
+        plan = self._plan or self._empty_plan()
         if plan.added:
             self.inserter.clear(plan, clipped_sums(self.step.params))
         self._drop()  # from now on the user's code sees the batch's gradients only
         self.stage = self._after = State.RECORDED
         self._observe(seen, plan)
-        if isinstance(self.step, ManualStep):
-            self.step.release()
+        self.step.release()
         self._behind = self._agreed = self._asked = False
 
-    def _unplanned(self) -> Plan:
+    def _empty_plan(self) -> Plan:
         """Return a plan for a step without one: its probe coordinates are read anyway."""
         known = self.planner.changed_at is None
         if isinstance(self.inserter, HandedRows):
             if known and not self._asked:
-                self.inserter.count_silent()
+                self.inserter.silent += 1
         elif type(self.inserter) is GradientRows:
             if known:
                 self.planner.note(_UNANNOUNCED)
@@ -884,18 +884,16 @@ class AuditSession:
                 sample_rate=np.nan if rate is None else rate,
             )
         )
-        if self.step.samples:
-            planner.count_handed(self.step.samples)
+        planner.rows_handed += self.step.samples
 
     # ------------------------------------------------------------------ after a failure
 
-    def _fail(self) -> None:
-        """Remove the canaries that are rows; keep the plan of a step that has them in its sums."""
-        self._on(Event.FAILURE)
-
     def withdraw(self) -> None:
-        """Remove the canaries of a step that is not taken: the training ends before it."""
-        self._fail()
+        """Remove the canaries of a step that is not taken, or after a failure.
+
+        The plan of a step that has them in its sums is kept.
+        """
+        self._on(Event.FAILURE)
 
     def _leave_the_step(self) -> None:
         if self.stage is State.FAILED or (self._agreed and not self._behind):
@@ -910,7 +908,7 @@ class AuditSession:
         # Who adds them takes them out before all have agreed that they are in.
         out = out or (plan is not None and not plan.adds and not self._behind)
         if plan is not None and summed and not (self._behind or out):
-            plan.clear(self._sums())
+            plan.clear(summed_by_opacus(self.step.params))
             out = True
         self._plan = None if out or plan is None or plan.status != INJECTED else plan
 
@@ -920,7 +918,7 @@ class AuditSession:
         plan = self._plan if self.stage is State.FAILED and not self.tap.taken_out else None
         return plan is not None and plan.added > 0
 
-    def _rescue_at_cut(self, tensors: Sequence[torch.Tensor | None] | None = None) -> None:
+    def _rescue_at_cut(self, tensors: Tensors | None = None) -> None:
         """Remove the canaries after the noise was added."""
         if self.in_transit and (tensors is not None or attempt(self._claim_at_cut)):
             self._rescue(tensors)
@@ -930,7 +928,7 @@ class AuditSession:
         if self.in_transit and self.tap.reads_at(level):
             self._rescue()
 
-    def _rescue(self, tensors: Sequence[torch.Tensor | None] | None = None) -> None:
+    def _rescue(self, tensors: Tensors | None = None) -> None:
         """Remove the canaries from a gradient whose noise was added, as `_read` would.
 
         Args:
@@ -960,9 +958,12 @@ class AuditSession:
     def _settle(self) -> None:
         now = self.planner.known_claim()
         if now is not None and self._plan is not None:
-            self._plan = self.planner.settled(self._plan, now)
+            self._plan = self.planner.plan_after_noise(self._plan, now)
 
     # ------------------------------------------------------------------ checkpoints
+
+    #: Attributes with a state of their own, and its keys.
+    _PARTS = ("planner", "inserter", "releases", "lost", "noise")
 
     def state(self) -> dict[str, Any]:
         """Return what `load` needs; see `record.store` for what is left out."""
@@ -970,12 +971,8 @@ class AuditSession:
         return {
             "recorder": recorder,
             "entries": self.store.entries if self.store else 0,
-            "planner": self.planner.state(),
-            "inserter": self.inserter.state(),
             "checksum": self.checksum,
-            "releases": self.releases.state(),
-            "lost": self.lost.state(),
-            "noise": self.noise.state(),
+            **{name: getattr(self, name).state() for name in self._PARTS},
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -984,17 +981,8 @@ class AuditSession:
         Raises:
             ValueError: the checkpoint's audit had other canaries or another version.
         """
-        self.planner.load(state["planner"], self.recorder.load(state["recorder"]))
-        self.inserter.load(state["inserter"])
-        self.checksum = state["checksum"]
-        self.releases.load(state["releases"])
-        self.lost.load(state["lost"])
-        self.noise.load(state["noise"])
-
-
-def tap_of(step: DPSGDStep, coordinates: Coordinates, *, cut_known: bool = False) -> GradientTap:
-    """Return the reader of an optimizer's gradients; arguments as for `UpdateTap`."""
-    if isinstance(step, ManualStep):
-        return UpdateTap(step.inner, step.params, coordinates.by_tensor, cut_known=cut_known)
-    note_backward = getattr(step, "note_backward", None)
-    return GradientTap(step.inner, step.params, coordinates.by_tensor, note_backward)
+        said, self.checksum = self.recorder.resume(state["recorder"]), state["checksum"]
+        for name in self._PARTS:
+            getattr(self, name).load(state[name])
+        for sentence in said:
+            self.planner.note(sentence)

@@ -32,7 +32,7 @@ from lightning_audit.testing.faulty import HalfNoise
 
 #: Functions of each way in which a step is audited, with the training that calls them.
 PLACES = [
-    ("prefilled", "write_part"),
+    ("prefilled", "write_all"),
     ("prefilled", "swap_rows"),
     ("copied", "exchange"),
     ("ghost", "_look_at"),

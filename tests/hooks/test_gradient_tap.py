@@ -8,7 +8,7 @@ import torch
 from tapped import Tapped, nothing
 from torch import nn
 
-from lightning_audit.hooks.gradient_tap import GradientTap, WeightWatch
+from lightning_audit.hooks.gradient_tap import GradientReader, GradientTap, WeightWatch
 from lightning_audit.hooks.update_tap import UpdateTap
 from lightning_audit.layout import Direction, Part
 from lightning_audit.record.store import Observation
@@ -321,7 +321,7 @@ def test_moves_are_those_of_the_update_and_those_between_updates(contiguous):
     weights = params()
     if not contiguous:
         weights[0] = nn.Parameter(torch.randn(10, 8).t())
-    watch, first = WeightWatch(weights, INDEX), read(weights)
+    watch, first = WeightWatch(weights, GradientReader(weights, INDEX)), read(weights)
     watch.start()
     with torch.no_grad():
         weights[0] += 1.0
@@ -337,7 +337,8 @@ def test_moves_are_those_of_the_update_and_those_between_updates(contiguous):
 
 
 def test_later_steps_are_watched_now_and_then_and_say_nothing_of_what_is_between():
-    watch, seen = WeightWatch(params(), INDEX), []
+    held = params()
+    watch, seen = WeightWatch(held, GradientReader(held, INDEX)), []
     for _ in range(140):
         watch.start()
         seen.append(watch.end())

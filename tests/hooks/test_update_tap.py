@@ -8,7 +8,7 @@ import torch
 from tapped import Tapped
 from torch import nn
 
-from lightning_audit.hooks.gradient_tap import WeightWatch
+from lightning_audit.hooks.gradient_tap import GradientReader, WeightWatch
 from lightning_audit.hooks.update_tap import UpdateTap
 from lightning_audit.record.store import Moves, Observation
 from lightning_audit.session.reading import MovesOutside
@@ -22,7 +22,7 @@ def moved(change, steps: int = 20) -> bool:
     """Steps of SGD with a gradient of the data alone, and ``change`` of the weights after each."""
     torch.manual_seed(0)
     weights = [nn.Parameter(torch.randn(8, 10)), nn.Parameter(torch.randn(3))]
-    watch, seen = WeightWatch(weights, INDEX), MovesOutside()
+    watch, seen = WeightWatch(weights, GradientReader(weights, INDEX)), MovesOutside()
     rng = torch.Generator().manual_seed(1)
     for step in range(steps):
         watch.start()

@@ -484,7 +484,7 @@ def test_a_resumed_run_is_one_without_a_stop(tmp_path, stop):
     store = ObservationStore.resume(tmp_path / "parts", HEADER, "run", stop)
     assert store is not None
     second = Recorder(HEADER, 1e-3, WITNESSES, store)
-    second.load(state)
+    second.resume(state)
     assert second.steps == stop
     for step in steps[stop:]:
         second.take(step)
@@ -503,7 +503,7 @@ def test_a_state_is_a_copy_that_later_steps_leave_alone():
         made.take(step)
     assert repr(state) == before
     again = recorder()
-    again.load(state)
+    again.resume(state)
     for step in steps[20:]:
         again.take(step)
     assert repr(state) == before
@@ -515,7 +515,7 @@ def test_a_run_that_goes_on_has_the_significance_that_is_asked_for_now():
     for step in seen(10):
         made.take(step)
     again = recorder(significance=0.05)
-    again.load(made.state())
+    again.resume(made.state())
     assert again.monitor.significance == 0.05
 
 
@@ -523,4 +523,4 @@ def test_a_state_of_another_version_is_an_error():
     state = recorder().state()
     state["reducer"]["object"] = "lightning_audit.checks.probes:Gone"
     with pytest.raises(ValueError, match="resume with the version that wrote it"):
-        recorder().load(state)
+        recorder().resume(state)

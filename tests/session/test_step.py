@@ -148,8 +148,8 @@ FAILS = [
     ("noise", "completed"),
     ("tap", "noise_is_in"),
     ("tap", "read"),
-    ("tap", "arrives"),
-    ("tap", "leaves"),
+    ("tap", "due_gradient"),
+    ("tap", "end_step"),
     ("recorder", "take"),
 ]
 

@@ -31,14 +31,14 @@ class Tapped:
         self.readings: list[Observation] = []
         self._before = before
         hooks = ClosureHooks if kind is UpdateTap else StepHooks
-        self._hooks = hooks(optimizer, self.tap.enters, self._arrives, self._leaves)
+        self._hooks = hooks(optimizer, self.tap.begin_step, self._arrives, self._leaves)
 
     def _arrives(self, level: int) -> None:
-        if self.tap.arrives(level) is not None:
+        if self.tap.due_gradient(level) is not None:
             self.tap.read(self._before())
 
     def _leaves(self) -> None:
-        reading = self.tap.leaves()
+        reading = self.tap.end_step()
         if reading is not None:
             self.readings.append(reading)
 
