@@ -209,10 +209,9 @@ class ClaimBudget:
 
     def _as_accounted(self, number: int, coming: Phase) -> Phase:
         """Return the same step as its accountant will record it."""
-        audit = self._run.optimizers.audits[number]
-        if audit.facts.accountant is None:
+        if self._run.optimizers.facts[number].accountant is None:
             return coming
-        stated = float(audit.session.step.optimizer.noise_multiplier)
+        stated = float(self._run.optimizers.noise_multipliers[number])
         return replace(coming, noise_multiplier=min(stated, coming.noise_multiplier))
 
     def _told(self, sentence: str, **numbers: Any) -> str:

@@ -24,7 +24,7 @@ from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.config import AuditConfig
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import AT_END, CheckResult, EpsilonBound, at_end
-from lightning_audit.run.report_files import proved_mu
+from lightning_audit.run.facts import proved_mu
 from lightning_audit.run.run_facts import RunFacts
 from lightning_audit.session.step import AuditSession
 from lightning_audit.stats.counts import (

@@ -32,7 +32,7 @@ from lightning_audit.run.details import (
     with_limits,
     with_threshold,
 )
-from lightning_audit.run.report_files import MOST_ROWS, Circumstances
+from lightning_audit.run.facts import MOST_ROWS, Circumstances
 
 # --- Growth of e-values: thinned, coarse where it is of the data, and only of what was observed.
 
