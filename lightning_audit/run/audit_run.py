@@ -364,7 +364,7 @@ class AuditRun:
         self.last_metrics: dict[str, float] = {}
         self.ledger = RunLedger(self.optimizers, self._course, self.lints)
         MethodHook(
-            PrivacyEngine, "make_private_with_epsilon", after=self._course.target.told, shown=True
+            PrivacyEngine, "make_private_with_epsilon", after=self._course.target.keep, shown=True
         )
         self.examinations = Examinations(config, self.optimizers, self.ranks, self._course)
         #: Watches the weights outside of the steps; begun by the front end.

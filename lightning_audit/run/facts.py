@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule
@@ -474,6 +474,9 @@ class RunCourse:
     target: Target = field(default_factory=Target)
     fence: FenceLog = field(default_factory=FenceLog)
 
+    #: Parts that a checkpoint holds.
+    _PARTS: ClassVar = ("comparison", "fence", "about", "fits")
+
     @classmethod
     def of(cls, info: TrainingInfo, *, shuffled: bool) -> RunCourse:
         """Return the course of a new run, which counts passes if batches are shuffled."""
@@ -503,12 +506,9 @@ class RunCourse:
                 larger one would reveal the number of records.
         """
         return {
+            **{name: getattr(self, name).state() for name in self._PARTS},
             "notes": list(self.notes.sentences),
-            "comparison": self.comparison.state(),
-            "fence": self.fence.state(),
             "epochs": [dict(row) for row in self.epochs],
-            "about": self.about.state(),
-            "fits": self.fits.state(),
             "resumed": self.resumed,
             "trained_batches": min(self.trained_batches, max(steps, default=0)),
             "passes": self.passes.state(steps) if self.passes else {"passes": 0, "steps": [*steps]},
@@ -516,12 +516,10 @@ class RunCourse:
 
     def load(self, state: dict[str, Any]) -> None:
         """Load a checkpoint's state."""
+        for name in self._PARTS:
+            getattr(self, name).load(state.get(name, {}))
         self.notes.load(state["notes"])
-        self.comparison.load(state["comparison"])
-        self.fence.load(state["fence"])
         self.epochs = [dict(row) for row in state["epochs"]]
-        self.about.load(state.get("about", {}))
-        self.fits.load(state["fits"])
         self.resumed, self.trained_batches = state["resumed"], state["trained_batches"]
         if self.passes is not None:
             self.passes.load(state["passes"])
