@@ -83,12 +83,18 @@ class AuditConfig(OutcomeSettings):
             _refuse_contradiction("delta", self.delta, "claim.delta", self.claim.delta)
         _refuse_unknown_findings([*self.allow, *(one.finding for one in self.exemptions)])
         _refuse_findings_of_the_run(self.exemptions)
-        _refuse_no_count("examinations", self.examinations)
+        counted = self.examinations == "auto" or _is_count(self.examinations)
+        of_examinations = "examinations", self.examinations, "'auto' or a whole number >= 0"
+        _validate.fitting(*of_examinations, fits=counted)
         _validate.one_of("on_violation", self.on_violation, ON_VIOLATION)
         _validate.one_of("on_inconclusive", self.on_inconclusive, ON_INCONCLUSIVE)
         _validate.one_of("on_budget", self.on_budget, ON_BUDGET)
-        _refuse_seed(self.seed)
-        _refuse_no_flag("source_in_report", self.source_in_report)
+        if self.seed is not None and not _is_count(self.seed):
+            raise ValueError(
+                f"seed={self.seed!r} must be a whole number >= 0; leave it out to draw one."
+            )
+        shows = isinstance(self.source_in_report, bool)
+        _validate.fitting("source_in_report", self.source_in_report, "True or False", fits=shows)
 
     @classmethod
     def of_arguments(cls, front: Callable[..., Any], values: Mapping[str, Any]) -> AuditConfig:
@@ -101,7 +107,10 @@ class AuditConfig(OutcomeSettings):
         Raises:
             ValueError: an argument has the wrong type or is outside its range.
         """
-        _refuse_no_place(values)
+        place, prefix = values.get("report_dir"), values.get("log_prefix", "")
+        is_path = isinstance(place, str | os.PathLike | None)
+        _validate.fitting("report_dir", place, "the path of a directory", fits=is_path)
+        _validate.fitting("log_prefix", prefix, "text", fits=isinstance(prefix, str))
         resolution = values["resolution"]
         own = {one.name: values[one.name] for one in fields(cls) if one.name in values}
         made: dict[str, Any] = {
@@ -320,30 +329,8 @@ def _refuse_findings_of_the_run(exemptions: Sequence[Allow]) -> None:
             )
 
 
-def _refuse_no_count(name: str, value: int | str) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if value != "auto" and not whole:
-        raise ValueError(f"{name}={value!r} must be 'auto' or a whole number >= 0.")
-
-
-def _refuse_no_place(values: Mapping[str, Any]) -> None:
-    """Raise if a front end's arguments for where its results go are of another kind."""
-    place, prefix = values.get("report_dir"), values.get("log_prefix", "")
-    fits = isinstance(place, str | os.PathLike | None)
-    _validate.fitting("report_dir", place, "the path of a directory", fits=fits)
-    _validate.fitting("log_prefix", prefix, "text", fits=isinstance(prefix, str))
-
-
-def _refuse_no_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name}={value!r} must be True or False.")
-
-
-def _refuse_seed(seed: int | None) -> None:
-    if seed is None:
-        return
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"seed={seed!r} must be a whole number >= 0; leave it out to draw one.")
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 # --- Changes of the configuration at a resume: notes for the report, or a refusal.

@@ -120,7 +120,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _bounds_at_each_epoch():
     """Epochs of tests are too short for bounds at the end of each by time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", math.inf)
+        patch.setattr("lightning_audit.run.audit_run.EPOCH_SHARE", math.inf)
         yield
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_audit.callbacks.trainer import ranks_of
 from lightning_audit.hooks.boundary import attempt
-from lightning_audit.run.outcome import close_failed, left, raise_for, show, view, warn_of_end
+from lightning_audit.run.outcome import close_failed, left, raise_for, show, warn_of_end
 
 
 def monitored(trainer: Any, prefix: str) -> list[str]:
@@ -49,8 +49,7 @@ def fit_end_failed(audit: Any, trainer: Any, *_: Any) -> None:
     end_failed(audit, trainer)
     report, run = audit.report, audit._run
     if run is not None and run.ranks.is_first:
-        printed = partial(show, report, run.files, run.sessions, verbose=audit.verbose)
-        view(run, "printing the report", printed)
+        show(run, verbose=audit.verbose)
     if not trainer.fast_dev_run:
         raise_for(report, audit.on_violation, audit.config)
 
@@ -63,6 +62,5 @@ def release_failed(audit: Any, trainer: Any, *given: Any, **_: Any) -> None:
     if run is not None and run.files is not None:
         attempt(run.files.release)
     if any(isinstance(each, BaseException) for each in given):
-        files = None if run is None else run.files
-        warn_of_end(audit.report, files, known=audit._stopping.told)
+        warn_of_end(run, known=audit._stopping.told)
     audit._boundary.begin()

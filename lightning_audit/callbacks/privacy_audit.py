@@ -47,66 +47,6 @@ from lightning_audit.verdict.judge import Resolution
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
 
-# --- The arguments of `PrivacyAudit` as attributes.
-
-
-class AuditArguments:
-    """The arguments of a `PrivacyAudit` as attributes; all of them are in `config`."""
-
-    config: AuditConfig
-    report_dir: str | Path | None
-
-    def directory(self, trainer: Any) -> Path:
-        """Return the directory of the report and observations of a Trainer's training."""
-        return Path(self.report_dir or Path(trainer.default_root_dir) / "audit")
-
-    @property
-    def claimed_epsilon(self) -> float | None:
-        """The claimed epsilon, from the argument or the claim; None for the accountant's own."""
-        return self.config.claimed_epsilon
-
-    @property
-    def delta(self) -> float:
-        """The delta of all epsilons."""
-        return self.config.delta
-
-    @property
-    def claim(self) -> PrivacyClaim | None:
-        """The user's statements that replace or supplement what is read from the optimizer."""
-        return self.config.claim
-
-    @property
-    def canaries(self) -> Sequence[GradientCanary | InputCanary]:
-        """The canaries of an audited step."""
-        return self.config.canaries
-
-    @property
-    def resolution(self) -> Resolution:
-        """The deviations that the audit must be able to detect before it may pass."""
-        return self.config.resolution
-
-    @property
-    def allow(self) -> tuple[str, ...]:
-        """Names of findings that do not fail the run."""
-        return self.config.allow
-
-    @property
-    def on_violation(self) -> str:
-        """The response to a violation: "raise", "stop" or "warn"."""
-        return self.config.on_violation
-
-    @property
-    def report(self) -> AuditReport | None:
-        """The report of the latest training."""
-        raise NotImplementedError
-
-    @property
-    def seed(self) -> int | None:
-        """The seed of the audit's coins; a drawn one is None until the training has ended."""
-        report = self.report
-        return self.config.seed if report is None else report.settings["seed"]
-
-
 # --- `PrivacyAudit`: the callback that audits the DP-SGD of a Lightning training while it runs.
 
 _OF_LIGHTNING = (
@@ -115,7 +55,7 @@ _OF_LIGHTNING = (
 )
 
 
-class PrivacyAudit(AuditArguments, OneFit):
+class PrivacyAudit(OneFit):
     """Callback that audits the privacy of a DP-SGD training while it runs.
 
     Each step carries canary gradients through the user's own clipping and noise. The noisy sum is
@@ -224,6 +164,55 @@ class PrivacyAudit(AuditArguments, OneFit):
     def report(self) -> AuditReport | None:
         """The report of the latest training; None before the first epoch has ended."""
         return self._run.report if self._run is not None else self._report
+
+    # ------------------------------------------------------------------ its arguments
+
+    def directory(self, trainer: Any) -> Path:
+        """Return the directory of the report and observations of a Trainer's training."""
+        return Path(self.report_dir or Path(trainer.default_root_dir) / "audit")
+
+    @property
+    def claimed_epsilon(self) -> float | None:
+        """The claimed epsilon, from the argument or the claim; None for the accountant's own."""
+        return self.config.claimed_epsilon
+
+    @property
+    def delta(self) -> float:
+        """The delta of all epsilons."""
+        return self.config.delta
+
+    @property
+    def claim(self) -> PrivacyClaim | None:
+        """The user's statements that replace or supplement what is read from the optimizer."""
+        return self.config.claim
+
+    @property
+    def canaries(self) -> Sequence[GradientCanary | InputCanary]:
+        """The canaries of an audited step."""
+        return self.config.canaries
+
+    @property
+    def resolution(self) -> Resolution:
+        """The deviations that the audit must be able to detect before it may pass."""
+        return self.config.resolution
+
+    @property
+    def allow(self) -> tuple[str, ...]:
+        """Names of findings that do not fail the run."""
+        return self.config.allow
+
+    @property
+    def on_violation(self) -> str:
+        """The response to a violation: "raise", "stop" or "warn"."""
+        return self.config.on_violation
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the audit's coins; a drawn one is None until the training has ended."""
+        report = self.report
+        return self.config.seed if report is None else report.settings["seed"]
+
+    # ------------------------------------------------------------------ the hooks of a fit
 
     @guarded(outcome.not_begun, begins=True)
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -396,7 +385,7 @@ class PrivacyAudit(AuditArguments, OneFit):
         if run.optimizers.attached and not self._ended:
             run.break_off(f"the training broke off with {type(exception).__name__}")
             self._end(run, trainer)
-            warn_of_end(run.report, run.files, known=self._stopping.told)
+            warn_of_end(run, known=self._stopping.told)
         self._close(trainer, pl_module)
 
     @guarded(outcome.release_failed)
@@ -404,7 +393,7 @@ class PrivacyAudit(AuditArguments, OneFit):
         """Remove all hooks and references to the training; the report is kept."""
         if stage == "fit" and self.serves(trainer) and self._run is not None:
             if self._ended and self._end_again(self._run, trainer, "a hook on_fit_end or teardown"):
-                warn_of_end(self._run.report, self._run.files)
+                warn_of_end(self._run)
             self._close(trainer, pl_module)
 
     def _close(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -414,14 +403,17 @@ class PrivacyAudit(AuditArguments, OneFit):
     def _end(self, run: AuditRun, trainer: Trainer) -> None:
         self._ended = True
         run.end(self._stopping.reason())
-        send(run, trainer.loggers, trainer.global_step, f"{self.log_prefix}/report")
+        self._send(run, trainer)
 
     def _end_again(self, run: AuditRun, trainer: Trainer, name: str = "") -> bool:
         """Write the report again if later hooks changed weights; return whether it was."""
         again = run.end_again(name)
         if again:
-            send(run, trainer.loggers, trainer.global_step, f"{self.log_prefix}/report")
+            self._send(run, trainer)
         return again
+
+    def _send(self, run: AuditRun, trainer: Trainer) -> None:
+        send(run, trainer.loggers, trainer.global_step, f"{self.log_prefix}/report")
 
     def _release(self, *, meet: bool = False) -> None:
         """Release optimizers and files; keep the report and the state for a checkpoint."""

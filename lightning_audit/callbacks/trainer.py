@@ -14,7 +14,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
@@ -59,16 +59,6 @@ def refuse_trainer(trainer: pl.Trainer, audits: int) -> None:
             f"The Trainer has {audits} PrivacyAudit callbacks; each would report the others' "
             "canaries as a fault. Keep one."
         )
-    _refuse_strategy(trainer)
-    if str(trainer.precision) in _UNSUPPORTED_PRECISION:
-        raise MisconfigurationException(
-            f"PrivacyAudit cannot audit precision={trainer.precision!r}: its gradient scaler "
-            "multiplies per-sample gradients before they are clipped; use '32-true' or "
-            "'bf16-mixed'."
-        )
-
-
-def _refuse_strategy(trainer: pl.Trainer) -> None:
     strategy = type(trainer.strategy)
     # By name, because each of Lightning's two packages has its own classes.
     names = {kind.__name__ for kind in strategy.__mro__}
@@ -82,6 +72,12 @@ def _refuse_strategy(trainer: pl.Trainer) -> None:
         raise MisconfigurationException(
             f"PrivacyAudit cannot audit {trainer.world_size} processes of "
             f"strategy={strategy.__name__}; use strategy='ddp', or devices=1, to audit."
+        )
+    if str(trainer.precision) in _UNSUPPORTED_PRECISION:
+        raise MisconfigurationException(
+            f"PrivacyAudit cannot audit precision={trainer.precision!r}: its gradient scaler "
+            "multiplies per-sample gradients before they are clipped; use '32-true' or "
+            "'bf16-mixed'."
         )
 
 
@@ -97,32 +93,28 @@ def training_info(trainer: Any, *, begins: bool = True) -> TrainingInfo:
     """
     module = trainer.lightning_module
     source = getattr(getattr(trainer.fit_loop, "_data_source", None), "instance", None)
-    known: dict[str, Any] = {}
-    if begins:
-        known = {
-            "loaders": trainer.train_dataloader,
-            "planned_steps": planned_steps(trainer),
-            "taken_steps": trainer.global_step,
-            "epoch_batches": trainer.num_training_batches,
-        }
-    return TrainingInfo(
+    device = getattr(trainer.strategy, "root_device", None)
+    info = TrainingInfo(
         module=module,
         source=source,
         owners=trainer.callbacks,
         precision=str(trainer.precision),
-        device=_device(trainer),
+        device=device_name(device) if isinstance(device, torch.device) else "",
         strategy=type(trainer.strategy).__name__,
         processes=trainer.world_size,
         accumulated=trainer.accumulate_grad_batches,
         clip=trainer.gradient_clip_val,
         trial=bool(trainer.fast_dev_run),
-        **known,
     )
-
-
-def _device(trainer: Any) -> str:
-    device = getattr(getattr(trainer, "strategy", None), "root_device", None)
-    return device_name(device) if isinstance(device, torch.device) else ""
+    if not begins:
+        return info
+    return replace(
+        info,
+        loaders=trainer.train_dataloader,
+        planned_steps=planned_steps(trainer),
+        taken_steps=trainer.global_step,
+        epoch_batches=trainer.num_training_batches,
+    )
 
 
 def planned_steps(trainer: Any) -> int | None:
@@ -404,11 +396,13 @@ class LightningStep:
         own: the audit's callback, which is not called.
     """
 
-    #: See `UserStep.sure`.
-    sure = True
+    #: See `UserStep`: the step that is run again is the user's, and a replay runs all of it.
+    sure = whole = True
 
     def __init__(self, trainer: Any, module: Any, own: Any) -> None:
-        self._trainer, self._module = trainer, module
+        self._trainer = trainer
+        #: The user's module.
+        self.module = module
         self._silent = [
             c
             for c in trainer.callbacks
@@ -425,11 +419,6 @@ class LightningStep:
         return True
 
     @property
-    def module(self) -> Any:
-        """The user's module."""
-        return self._module
-
-    @property
     def optimizers(self) -> Sequence[Any]:
         """The optimizers of the training."""
         optimizers: Sequence[Any] = self._trainer.optimizers
@@ -444,11 +433,6 @@ class LightningStep:
     def aside(self) -> Sequence[object]:
         """Objects whose state is neither saved nor restored."""
         return [self._trainer, *self._silent]
-
-    @property
-    def whole(self) -> bool:
-        """Whether a replay runs all of the step: its hooks too."""
-        return True
 
     def obstacle(self) -> str:
         """Return nothing: Lightning's loop can be run again."""
@@ -468,10 +452,10 @@ class LightningStep:
             loop.batch_progress,
         )
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        wrapped = self._module.optimizers()
+        wrapped = self.module.optimizers()
         wrappers = wrapped if isinstance(wrapped, list) else [wrapped]
         return [
-            self._module,
+            self.module,
             *trainer.optimizers,
             *wrappers,
             *schedulers,
@@ -482,7 +466,7 @@ class LightningStep:
 
     def source(self) -> BatchSource:
         """Return the way from records to a batch: the loader, and Lightning's transfer hooks."""
-        trainer, module = self._trainer, self._module
+        trainer, module = self._trainer, self.module
 
         def transfer(batch: Any) -> Any:
             batch = trainer.precision_plugin.convert_input(batch)
@@ -502,7 +486,7 @@ class LightningStep:
                 self._train_on(batch, index)
 
     def _train_on(self, batch: Any, index: int) -> None:
-        trainer, module = self._trainer, self._module
+        trainer, module = self._trainer, self.module
         loop = trainer.fit_loop.epoch_loop
         loop.batch_progress.current.ready = index + 1  # the loop accumulates gradients by this
         for callback in trainer.callbacks:
@@ -521,7 +505,7 @@ class LightningStep:
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
         """Disable callbacks that display or save, and all logging, within this context."""
-        trainer, module = self._trainer, self._module
+        trainer, module = self._trainer, self.module
         callbacks, loggers, stops = trainer.callbacks, trainer.loggers, trainer.should_stop
         logs = {name: vars(module)[name] for name in ("log", "log_dict") if name in vars(module)}
 

@@ -78,7 +78,6 @@ from lightning_audit.run.outcome import (
     raise_for,
     send,
     show,
-    view,
 )
 from lightning_audit.session.entrances import join_batches
 from lightning_audit.session.planner import Ranks
@@ -837,13 +836,12 @@ class Audit:
         send(run, self._loggers, self._loop.steps, f"{self._prefix}/report")
         run.ranks.meet()
         if run.report is not None:
-            printed = partial(show, run.report, run.files, run.sessions, verbose=self._verbose)
-            run.ranks.from_first(lambda: view(run, "printing the report", printed))
+            run.ranks.from_first(lambda: show(run, verbose=self._verbose))
 
     def _finish_failed(self) -> None:
         close_failed(self, None if distributed.is_initialized() else self._directory)
         if (run := self._run) is not None and self._report is not None and run.ranks.is_first:
-            view(run, "printing the report", partial(show, self._report, run.files))
+            show(run)
 
     def _give_up(self) -> AuditReport | None:
         """Leave the training after a failure at the end of the audit."""

@@ -14,7 +14,6 @@ import torch
 from opacus import PrivacyEngine
 from opacus.grad_sample import AbstractGradSampleModule
 
-from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.history import rates_known
 from lightning_audit.canaries.inputs import InputCanary, rows
 from lightning_audit.checks.accounting import Ledger
@@ -37,9 +36,8 @@ from lightning_audit.lints.settings import (
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.results.audit_report import AuditReport, UnauditableTraining
 from lightning_audit.run.earlier_fits import EarlierFits
-from lightning_audit.run.epsilons import Epsilons, current_epsilons, run_history
+from lightning_audit.run.epsilons import current_epsilons, run_history
 from lightning_audit.run.evaluation import (
-    EpochEnds,
     Findings,
     Looks,
     build_report,
@@ -50,11 +48,11 @@ from lightning_audit.run.evaluation import (
 )
 from lightning_audit.run.examinations import Examinations
 from lightning_audit.run.facts import (
-    Notes,
-    OptimizerFacts,
     RunCourse,
     RunLints,
+    TimeShare,
     TrainingInfo,
+    links_of,
     rate_of_all,
     steps_of,
 )
@@ -100,15 +98,14 @@ class RunLedger:
     """Recorder of what happens to a run's batches.
 
     Args:
-        notes: remarks on the run.
-        significance: probability of a false alarm over the run.
+        optimizers: of the run.
+        course: of the run.
         lints: how the loaders sample.
-        items: of a record.
     """
 
-    def __init__(self, notes: Notes, significance: float, lints: RunLints, items: int = 1) -> None:
-        self._notes, self._significance, self._lints = notes, significance, lints
-        self._items = items
+    def __init__(self, optimizers: AuditedOptimizers, course: RunCourse, lints: RunLints) -> None:
+        self._optimizers, self._course, self._lints = optimizers, course, lints
+        self._sessions, self._notes = optimizers.sessions, course.notes
         #: The ledger.
         self.book = Ledger()
         #: Records of all steps of the only private optimizer before the present batch.
@@ -141,9 +138,10 @@ class RunLedger:
         data = loader.dataset
         book, count = self.book, len(data)
         if book.draws is None:
-            book.draws = DrawnBatches(count, self._significance)
+            config = self._optimizers.config
+            book.draws = DrawnBatches(count, config.significance)
             try:
-                book.repeated, same = repeated_indices(data, self._items), repeated_contents(data)
+                book.repeated, same = repeated_indices(data, config.items), repeated_contents(data)
             except Exception as error:  # an unusual data set
                 if raised_in_audit(error):
                     raise
@@ -160,27 +158,22 @@ class RunLedger:
 
     # ------------------------------------------------------------------ each batch
 
-    def start_batch(self, batch: Any, number: int, optimizers: AuditedOptimizers) -> None:
-        """Watch a batch that is about to be trained.
-
-        Args:
-            batch: as the loader yielded it.
-            number: of the batch, from 1.
-            optimizers: of the run.
-        """
-        if not optimizers.sessions:
+    def start_batch(self, batch: Any) -> None:
+        """Watch a batch that is about to be trained, as the loader yielded it."""
+        if not self._sessions:
             return
         if not self.book.begun:
-            self._begin(optimizers)
+            self._begin()
+        number = self._course.trained_batches
         self.looks = number < _FIRST or number % _OF < _IN_A_ROW
         if not self.looks:
             self.detach()
             self.due = number + _OF - number % _OF
             return
         if not self._use.watches and self.module is not None:
-            inner = (session.step.inner for session in optimizers.sessions)
+            inner = (session.step.inner for session in self._sessions)
             modules = _private_modules(self.module)
-            self._use.attach(modules, inner, lambda: optimizers.looks)
+            self._use.attach(modules, inner, lambda: self._optimizers.looks)
         self._use.start_batch(batch, number)
 
     def detach(self) -> None:
@@ -193,35 +186,36 @@ class RunLedger:
         book.regiven += use.regiven
         use.recognised = use.stale = use.regiven = 0
 
-    def _begin(self, optimizers: AuditedOptimizers) -> None:
+    def _begin(self) -> None:
         """Record the accountant's steps and the steps taken before the first batch."""
-        sessions = optimizers.sessions
         self.book.begun = True
-        held = [own.accountant.accountant for own in optimizers.facts if own.accountant]
-        once = {id(accountant): accountant for accountant in held}.values()
-        told = [phase for accountant in once for phase in accountant.history]
-        self.book.told_before, self.book.accountants = sum(int(p[-1]) for p in told), len(once)
+        links = links_of(self._optimizers.facts)
+        recorded = [phase for link in links for phase in link.accountant.history]
+        self.book.told_before = sum(int(steps) for *_, steps in recorded)
+        self.book.accountants = len(links)
         # Of another noise multiplier they are another mechanism's, such as a query before.
-        own = {getattr(session.step.optimizer, "noise_multiplier", None) for session in sessions}
-        self.alike_before = sum(int(steps) for sigma, _, steps in told if sigma in own)
-        self.book.taken_before = sum(session.recorder.steps for session in sessions)
+        own = self._optimizers.noise_multipliers
+        self.alike_before = sum(int(steps) for sigma, _, steps in recorded if sigma in own)
+        self.book.taken_before = self._optimizers.steps
 
-    def end_batch(self, taken: int, sessions: Sequence[AuditSession], batch: Any) -> None:
+    def end_batch(self, taken: int, batch: Any) -> None:
         """Compare the records of a trained batch with those of its steps.
+
+        With several private optimizers it is unknown whose steps these were.
 
         Args:
             taken: number of steps within it.
-            sessions: of the private optimizers; with several it is unknown whose steps these were.
             batch: as it was trained.
         """
         alone, self._stepped = self._stepped and taken == 1, taken > 0
-        if len(sessions) != 1 or not taken:
+        if len(self._sessions) != 1 or not taken:
             return
-        now, before, records = sessions[0].planner.rows_taken, self.rows_before, count_rows(batch)
+        planner, before, records = self._sessions[0].planner, self.rows_before, count_rows(batch)
+        now, handed = planner.rows_taken, planner.rows_handed
         if now is None or before is None or records is None:
             self.book.unknown += taken > 1
             return
-        had, handed = now - before, sessions[0].planner.rows_handed
+        had = now - before
         rows, self._handed = had or handed - self._handed, handed
         if alone and rows:
             self.book.compared += 1
@@ -237,19 +231,16 @@ class RunLedger:
 
     # ------------------------------------------------------------------ evaluation
 
-    def settle(self, optimizers: Sequence[OptimizerFacts], claim: PrivacyClaim | None) -> Ledger:
-        """Return the current ledger.
-
-        Args:
-            optimizers: facts of the private optimizers.
-            claim: the user's.
-        """
+    def settle(self) -> Ledger:
+        """Return the current ledger."""
+        optimizers, claim = self._optimizers.facts, self._optimizers.config.claim
         stated = claim is not None and claim.sample_rate is not None
         self._write_down()
+        self._look_at_steps()
         lints = self._lints
         rates = (rate_of_all(optimizers, lints.loaders), lints.loader_rate)
         hooks = {optimizer.hook for optimizer in optimizers}
-        self.book.elsewhere = self._draws_elsewhere(optimizers, claim)
+        self.book.elsewhere = self._draws_elsewhere()
         self.book.hook = "read" if hooks == {"read"} else "none"
         if "unread" in hooks and not stated:
             self.book.hook = "unread"
@@ -262,15 +253,15 @@ class RunLedger:
                 self.book.draws.obstacle = "the sampler is not Poisson by its type"
         return self.book
 
-    def _draws_elsewhere(
-        self, optimizers: Sequence[OptimizerFacts], claim: PrivacyClaim | None
-    ) -> bool:
+    def _draws_elsewhere(self) -> bool:
         """Return whether the loader's batches have another size than those of the claim.
 
         Unless the steps clip one gradient for each of their records: then these are the batches.
         """
+        claim = self._optimizers.config.claim
         size = None if self._lints.loader is None else self._lints.loader.batch_size
-        stated = [one.expected_batch_size for one in optimizers if one.expected_batch_size]
+        sizes = (one.expected_batch_size for one in self._optimizers.facts)
+        stated = [size for size in sizes if size]
         if claim is not None and claim.expected_batch_size:
             stated.append(claim.expected_batch_size)
         expected = float(stated[0]) if stated else math.nan
@@ -278,20 +269,16 @@ class RunLedger:
             return False
         return 2 * self.book.other_rows >= self.book.compared
 
-    def look_at_steps(self, sessions: Sequence[AuditSession], course: RunCourse) -> None:
+    def _look_at_steps(self) -> None:
         """Count the skipped batches and the changes of noise that follow no known schedule.
 
         Noise that changes at most steps is not counted once `replay.release` has tested a step.
-
-        Args:
-            sessions: of the private optimizers.
-            course: of the run.
         """
-        self._compare_rows(sessions)
-        book = self.book
+        self._compare_rows()
+        book, course = self.book, self._course
         asked = course.examined.asked(REPLAY_RELEASE.name) > 0
         book.steps = book.changes = 0
-        for session in sessions:
+        for session in self._sessions:
             changes = changes_of_noise(session.monitor.claims.runs())
             steps, changed = sum(number for _, number in changes), len(changes) - 1
             book.steps += steps
@@ -301,13 +288,9 @@ class RunLedger:
         unseen = course.trained_batches - book.steps - self._lints.exchanged
         book.left_out = max(0, unseen) if self._lints.irregular else 0
 
-    def _compare_rows(self, sessions: Sequence[AuditSession]) -> None:
-        """Block a pass if steps clip more gradients than the sampling rate allows.
-
-        Args:
-            sessions: of the private optimizers; several are not compared.
-        """
-        draws = self.book.draws
+    def _compare_rows(self) -> None:
+        """Block a pass if the only optimizer's steps clip more gradients than the rate allows."""
+        draws, sessions = self.book.draws, self._sessions
         if len(sessions) != 1 or draws is None or draws.obstacle or self._too_many:
             return
         planner, history = sessions[0].planner, sessions[0].monitor.history
@@ -342,6 +325,11 @@ def count_rows(batch: Any) -> int | None:
 
 # --- The audit of one training: its batches, steps, epochs and report.
 
+#: Largest part of the time since the last evaluated epoch end, or the start, that one may take.
+EPOCH_SHARE = 0.02
+#: Seconds that the first one is taken to need.
+_USUAL = 0.15
+
 
 class AuditRun:
     """Audit of one training.
@@ -370,12 +358,13 @@ class AuditRun:
         self.sessions = self.optimizers.sessions  # empty before there is a private optimizer
         self._steps_before = self._found_at_end = 0
         self.look_is_due = False  # whether to evaluate the checks after the present batch
-        self._looks, self._epoch_ends = Looks(self.ranks), EpochEnds(self.ranks)
+        #: Looks at the checks between epochs, and the time of the bounds at an epoch's end.
+        self._looks, self._bounds = Looks(self.ranks), TimeShare(_USUAL)
         #: Metrics of the whole training, once it has ended.
         self.last_metrics: dict[str, float] = {}
-        self.ledger = RunLedger(notes, config.significance, self.lints, config.items)
+        self.ledger = RunLedger(self.optimizers, self._course, self.lints)
         MethodHook(
-            PrivacyEngine, "make_private_with_epsilon", after=self._course.target.told, shown=True
+            PrivacyEngine, "make_private_with_epsilon", after=self._course.target.keep, shown=True
         )
         self.examinations = Examinations(config, self.optimizers, self.ranks, self._course)
         #: Watches the weights outside of the steps; begun by the front end.
@@ -493,9 +482,8 @@ class AuditRun:
     @property
     def facts(self) -> RunFacts:
         """The current facts, collected from each part of the run."""
-        self.ledger.look_at_steps(self.sessions, self._course)
         self.examinations.look_at_processing()
-        ledger = self.ledger.settle(self.optimizers.facts, self.config.claim)
+        ledger = self.ledger.settle()
         return RunFacts(self.optimizers, self.lints, self._course, self.ranks, ledger)
 
     # ------------------------------------------------------------------ the path of a batch
@@ -549,7 +537,7 @@ class AuditRun:
         plain.records = count_rows(batch) if plain.rows else None
         plain.unknown = plain.unknown if self._steps_before else 0
         if self._course.trained_batches >= self.ledger.due:
-            self.ledger.start_batch(batch, self._course.trained_batches, self.optimizers)
+            self.ledger.start_batch(batch)
         if self.sessions and self.fence.watches:
             self.fence.start_batch()
         for session in self.sessions:
@@ -579,11 +567,11 @@ class AuditRun:
         steps, replayed = self.optimizers.steps, False
         taken = steps - self._steps_before
         if taken > 1 or self.ledger.looks:
-            self.ledger.end_batch(taken, self.sessions, batch)
+            self.ledger.end_batch(taken, batch)
         waits = bool(self.sessions) and all(session.recorder.waits for session in self.sessions)
-        noise = [getattr(own.optimizer, "noise_multiplier", None) for own in self.optimizers.audits]
+        noise, stepped = self.optimizers.noise_multipliers, taken > 0
         regular = waits and taken == 1 and noise == self.lints.regular
-        if not regular and self.lints.end_batch(batch, self.sessions, stepped=taken > 0):
+        if not regular and self.lints.end_batch(batch, self.sessions, noise, stepped=stepped):
             self.examinations.look_at_schedule(steps)
         if any(session.between.asks for session in self.sessions):
             self.examinations.look_at_schedule(steps, REPLAY_CLIPPING.name)
@@ -592,7 +580,7 @@ class AuditRun:
         self.look_is_due |= self.lints.rate_rose
         if self.examinations.behind is not None or self.examinations.watch is not None:
             asked = self._course.examined.asked(REPLAY_RELEASE.name)
-            self.examinations.end_batch(steps, stepped=taken > 0)
+            self.examinations.end_batch(steps, stepped=stepped)
             replayed = self._course.examined.asked(REPLAY_RELEASE.name) > asked
             self.look_is_due |= self._course.examined.found(self.config.significance)
         if self.fence.watches:
@@ -652,7 +640,7 @@ class AuditRun:
             self.optimizers.read_rates()
         if not self.ranks.from_first(lambda: composed or violated(self.facts)):
             return None
-        self.report = self.ranks.from_first(lambda: self._write(*self._evaluate(), complete=False))
+        self.report = self.ranks.from_first(lambda: self._write(self._findings(), complete=False))
         return self.report
 
     def prepare(self, loss: Any, accumulated: int) -> None:
@@ -683,19 +671,19 @@ class AuditRun:
         if self.sessions:
             self._course.unaudited = self.optimizers.unaudited(module)
         self._course.comparison.compare(self.session, self.ranks, draw_state(self.lints.draws_from))
-        if not self._epoch_ends.is_due(due=due):
+        if not self.ranks.from_first(lambda: due or self._bounds.allow(EPOCH_SHARE)):
             self._course.about.end_epoch(epoch, self.sessions, self.config)
             return {}, None
-        with self._epoch_ends.timed():
+        with self._bounds.measured():
             metrics, self.report = self.ranks.from_first(lambda: self._close_epoch(epoch))
         return metrics, self.report
 
     def _close_epoch(self, epoch: int) -> tuple[dict[str, float], AuditReport]:
-        epsilons, findings = self._evaluate()
-        metrics = epoch_metrics(self.sessions, epsilons, findings.all, self.config)
+        found = self._findings()
+        metrics = epoch_metrics(found)
         self._course.end_epoch({"epoch": epoch, **metrics})
         self._course.about.end_epoch(epoch, self.sessions, self.config, metrics)
-        return metrics, self._write(epsilons, findings, complete=False)
+        return metrics, self._write(found, complete=False)
 
     def end(self, reason: str = "") -> None:
         """Close the records and write the final report; ``reason`` as in `Ended`."""
@@ -720,18 +708,18 @@ class AuditRun:
         if self._course.fence.size == self._found_at_end:
             return False
         self._found_at_end = self._course.fence.size
-        self.report = self._write(*self._evaluate(), complete=not self._course.break_off)
+        self.report = self._write(self._findings(), complete=not self._course.break_off)
         return True
 
     def _close(self) -> AuditReport:
-        epsilons, findings = self._evaluate()
-        self.last_metrics = epoch_metrics(self.sessions, epsilons, findings.all, self.config)
-        report = self._write(epsilons, findings, complete=not self._course.break_off)
+        found = self._findings()
+        self.last_metrics = epoch_metrics(found)
+        report = self._write(found, complete=not self._course.break_off)
         module, fits = self.ledger.module, self.fits
         if module is not None and not self.trial:
             # An accountant that holds earlier fits composes them too.
             whole = self.config.shuffled or not fits.counted_before
-            phases = epsilons.composed if whole else run_history(self.sessions)
+            phases = found.epsilons.composed if whole else run_history(self.sessions)
             sound = report.verdict.outcome != "VIOLATION"
             attempt(lambda: fits.end(module, phases, self.files, steps=report.steps * sound))
         return report
@@ -745,30 +733,29 @@ class AuditRun:
         for part in (self.fence, self.lints, self.examinations, self.ledger, self.optimizers):
             part.detach()
 
-    def _evaluate(self) -> tuple[Epsilons, Findings]:
+    def _findings(self) -> Findings:
         for session in self.sessions:
             session.recorder.digest()
         facts = self.facts
-        epsilons = current_epsilons(facts)
-        return epsilons, run_checks(facts, epsilons)
+        return run_checks(facts, current_epsilons(facts))
 
-    def _write(self, epsilons: Epsilons, findings: Findings, *, complete: bool) -> AuditReport:
+    def _write(self, found: Findings, *, complete: bool) -> AuditReport:
         for session in self.sessions:
             session.recorder.flush()
-        report = self._built(epsilons, findings, complete, besides=(REPORT_NAME,))
+        report = self._report_of(found, complete, besides=(REPORT_NAME,))
         if self.files is not None:
             whole = any(session.store and not session.store.trouble for session in self.sessions)
             if self.files.write(REPORT_NAME, report.save, beside=whole) is None:
-                return self._built(epsilons, findings, complete)  # states that it was not written
+                return self._report_of(found, complete)  # states that it was not written
         return report
 
-    def _built(
-        self, epsilons: Epsilons, findings: Findings, complete: bool, besides: Sequence[str] = ()
+    def _report_of(
+        self, found: Findings, complete: bool, besides: Sequence[str] = ()
     ) -> AuditReport:
-        """Build the report, including which other files could not be written."""
+        """Return the report, including which other files could not be written."""
         if self.files is not None:
             stores = [session.store for session in self.sessions if session.store is not None]
             troubles = [store.trouble for store in stores if store.trouble]
             failed = [text for name, text in self.files.unwritten.items() if name not in besides]
             self._course.unwritten = [*troubles, *failed]
-        return build_report(self.facts, epsilons, findings, complete=complete)
+        return build_report(found, complete=complete)

@@ -14,7 +14,7 @@ from lightning_audit.checks.accounting import PlannedCost
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.epsilons import run_history
-from lightning_audit.run.facts import FrontEnd, links_of
+from lightning_audit.run.facts import FrontEnd, links_of, steps_of
 
 _log = logging.getLogger(__name__)
 
@@ -87,8 +87,7 @@ class ClaimBudget:
         known = coming == self._coming_then and self._left  # the last count allows this step
         if any(self._steps()) or known or self._count(coming) != 0:
             return None
-        accounted = [self._as_accounted(number, one) for number, one in enumerate(coming)]
-        costs = [config.epsilon_of(steps) for steps in (coming, accounted)]
+        costs = [config.epsilon_of(steps) for steps in (coming, self._accounted(coming))]
         cost = max(math.inf if one is None else one for one in costs)
         return PlannedCost(cost, "the first step costs")
 
@@ -125,9 +124,9 @@ class ClaimBudget:
         if not self._ends:
             return False
         steps = sum(taken)
-        told = self._told(_STOPPED, steps=steps, s="" if steps == 1 else "s")
-        self._run.optimizers.notes.add(told)
-        self._warn(told)
+        note = self._sentence(_STOPPED, steps=steps, s="" if steps == 1 else "s")
+        self._run.optimizers.notes.add(note)
+        self._warn(note)
         return True
 
     def _begin(self) -> None:
@@ -142,22 +141,22 @@ class ClaimBudget:
         if self.hopeless or self._planned is None or left >= self._planned:
             return
         then = "the training stops there" if self._ends else "the claim is false from there on"
-        told = self._told(_TOO_MANY_STEPS, planned=self._planned, left=left)
-        self.warned = f"{told}; {_FEWER_STEPS}"
-        self._warn(f"{told}: {then}; {_FEWER_STEPS}")
+        excess = self._sentence(_TOO_MANY_STEPS, planned=self._planned, left=left)
+        self.warned = f"{excess}; {_FEWER_STEPS}"
+        self._warn(f"{excess}: {then}; {_FEWER_STEPS}")
 
     def _begin_shuffled(self) -> None:
         excess = self._excess_of_epochs(self._coming())
         self.counts = excess is not None
         if excess is not None:
-            told = self._told(_TOO_MANY_EPOCHS, epsilon=excess.epsilon, what=excess.what)
-            self.warned = f"{told}; {_FEWER_EPOCHS}"
+            costs = self._sentence(_TOO_MANY_EPOCHS, epsilon=excess.epsilon, what=excess.what)
+            self.warned = f"{costs}; {_FEWER_EPOCHS}"
             if not self._ends:  # else the first step is refused, and the violation is logged
-                self._warn(f"{told}: the claim will be false; {_FEWER_EPOCHS}")
+                self._warn(f"{costs}: the claim will be false; {_FEWER_EPOCHS}")
 
-    def _warn(self, told: str) -> None:
+    def _warn(self, sentence: str) -> None:
         if self._run.ranks.is_first:
-            _log.warning("privacy audit: %s", told)
+            _log.warning("privacy audit: %s", sentence)
 
     def _is_near(self, coming: list[Phase]) -> bool:
         """Return whether enough may be used to count the remaining steps again."""
@@ -174,7 +173,7 @@ class ClaimBudget:
         """Return how many steps each optimizer has left; None if it cannot be computed."""
         run, config = self._run, self._run.config
         seen, told = run_history(run.sessions), steps_told(links_of(run.optimizers.facts))
-        accounted = [self._as_accounted(number, one) for number, one in enumerate(coming)]
+        accounted = self._accounted(coming)
         differs = bool(told) and set(told) != set(merge(seen))
         planned, gone = self._planned, self._gone()
         left = steps_within(
@@ -196,7 +195,7 @@ class ClaimBudget:
         return max(now - then for now, then in zip(self._taken, self._before, strict=True))
 
     def _steps(self) -> list[int]:
-        return [audit.session.recorder.steps for audit in self._run.optimizers.audits]
+        return steps_of(self._run.sessions)
 
     def _coming(self) -> list[Phase]:
         """Return the claimed phase of each optimizer's next step."""
@@ -207,21 +206,24 @@ class ClaimBudget:
             coming.append(Phase(claim.noise_multiplier, rate or None, 1))
         return coming
 
-    def _as_accounted(self, number: int, coming: Phase) -> Phase:
-        """Return the same step as its accountant will record it."""
-        audit = self._run.optimizers.audits[number]
-        if audit.facts.accountant is None:
-            return coming
-        stated = float(audit.session.step.optimizer.noise_multiplier)
-        return replace(coming, noise_multiplier=min(stated, coming.noise_multiplier))
+    def _accounted(self, coming: list[Phase]) -> list[Phase]:
+        """Return the same steps as their accountants will record them."""
+        audits = self._run.optimizers
+        each = zip(coming, audits.facts, audits.noise_multipliers, strict=True)
+        return [
+            replace(one, noise_multiplier=min(float(stated), one.noise_multiplier))
+            if facts.accountant
+            else one
+            for one, facts, stated in each
+        ]
 
-    def _told(self, sentence: str, **numbers: Any) -> str:
+    def _sentence(self, template: str, **numbers: Any) -> str:
         config = self._run.config
-        told = sentence.format(claimed=config.claimed_epsilon, delta=config.delta, **numbers)
+        text = template.format(claimed=config.claimed_epsilon, delta=config.delta, **numbers)
         doubts = [n for n in config.allow if n in REGISTRY and "spent" in REGISTRY[n].refutes]
         if doubts:
-            told += f" (the composed epsilon may not hold, because you allow {', '.join(doubts)})"
-        return told
+            text += f" (the composed epsilon may not hold, because you allow {', '.join(doubts)})"
+        return text
 
 
 def _cost(coming: list[Phase], steps: list[int] | None = None) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,6 @@ from lightning_audit.results.report_details import (
 )
 from lightning_audit.run.measured import measured_epsilon
 from lightning_audit.run.run_facts import RunFacts
-from lightning_audit.session.step import AuditSession
 from lightning_audit.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
 from lightning_audit.stats.noise_tests import limits_of_each
 from lightning_audit.stats.tradeoff import GaussianTradeoff
@@ -78,8 +77,8 @@ def growth_of(
             continue
         private = REGISTRY[check.name].private
         points = _coarse(test.growth, check.log_e_threshold) if private else [*test.growth]
-        told = _thinned(points, check.log_e_threshold)
-        growth = CheckGrowth(check.log_e_threshold, tuple(told), label)
+        thinned = _thinned(points, check.log_e_threshold)
+        growth = CheckGrowth(check.log_e_threshold, tuple(thinned), label)
         if check.name not in found or _height(growth) > _height(found[check.name]):
             found[check.name] = growth
     return found
@@ -91,13 +90,11 @@ def _height(growth: CheckGrowth) -> float:
 
 def _coarse(points: Iterable[tuple[int, float]], threshold: float) -> _Points:
     """Return the points at which the e-value reached a power of ten, for numbers of the data."""
-    told: _Points = []
-    last = 0.0
+    reached: _Points = []
     for step, log_e in points:
-        if (rounded := coarse(log_e, threshold)) > last:
-            told.append((step, rounded))
-            last = rounded
-    return told
+        if (rounded := coarse(log_e, threshold)) > (reached[-1][1] if reached else 0.0):
+            reached.append((step, rounded))
+    return reached
 
 
 def _thinned(points: _Points, threshold: float) -> _Points:
@@ -148,15 +145,25 @@ def claim_of(run: RunFacts) -> dict[str, ClaimedValue]:
     The number of records is included only if batches are shuffled: with Poisson sampling it is
     private. The same for a divisor that is computed from it, if the user states it as private.
     """
+    own, claims = run.audits.facts, [session.planner.known_claim() for session in run.sessions]
+    histories = [session.monitor.history for session in run.sessions]
+    noise = [  # the least of the steps, or that of the coming one
+        min((phase.noise_multiplier for phase in history), default=claim and claim.noise_multiplier)
+        for history, claim in zip(histories, claims, strict=True)
+    ]
+    public = not run.config.private_size
+    divisors = [one.expected_batch_size for one in own] if public else []
+    names = [str(link.accountant.mechanism()) for link in run.accountants]
+    records = run.lints.records if public and run.config.shuffled else None
     read = {
-        "noise_multiplier": (_noise(run.sessions), "optimizer"),
-        "max_grad_norm": (_norms(run.sessions), "optimizer"),
-        "expected_batch_size": (_divisors(run), "optimizer"),
-        "sample_rate": (_one([own.sample_rate for own in run.audits.facts]), "accountant"),
-        "records": (_records(run), "loader"),
+        "noise_multiplier": (_one(noise), "optimizer"),
+        "max_grad_norm": (_one([claim and claim.max_grad_norm for claim in claims]), "optimizer"),
+        "expected_batch_size": (_one(divisors), "optimizer"),
+        "sample_rate": (_one([one.sample_rate for one in own]), "accountant"),
+        "records": (records, "loader"),
         "sampling": ("poisson", "accountant" if run.accountants else "default"),
         "adjacency": (run.config.adjacency, "default"),
-        "accountant": (_accountants(run), "optimizer"),
+        "accountant": (_one(names), "optimizer"),
     }
     stated = run.config.claim.to_dict() if run.config.claim else {}
     user = {name: stated[name] for name in _STATED if stated.get(name) is not None}
@@ -180,13 +187,13 @@ def assumptions_of(report: AuditReport, config: AuditConfig) -> dict[str, tuple[
         "batches": _BATCHES["shuffled" if config.shuffled or allowed else "poisson"],
         "neighbors": _NEIGHBORS[config.adjacency] + items_words(config.items),
     }
-    told = {
+    known = {
         "epsilon_spent": (report.epsilon_spent, {**_SPENT, **of_both}),
         "epsilon_not_excluded": (report.epsilon_not_excluded, {**_NOT_EXCLUDED, **of_both}),
     }
     return {
         name: tuple(Assumption(*item) for item in sentences.items())
-        for name, (value, sentences) in told.items()
+        for name, (value, sentences) in known.items()
         if value is not None
     }
 
@@ -196,39 +203,6 @@ def _one(values: Sequence[Any]) -> Any:
     if not values or all(value is None for value in values):
         return None
     return values[0] if all(value == values[0] for value in values) else list(values)
-
-
-def _noise(sessions: Sequence[AuditSession]) -> Any:
-    """Return the least noise multiplier of the steps, or that of the coming one."""
-    return _one([min(_multipliers(session), default=None) for session in sessions])
-
-
-def _multipliers(session: AuditSession) -> Iterator[float]:
-    history = session.monitor.history
-    yield from (phase.noise_multiplier for phase in history)
-    if not history and (claim := session.planner.known_claim()) is not None:
-        yield claim.noise_multiplier
-
-
-def _norms(sessions: Sequence[AuditSession]) -> Any:
-    claims = [session.planner.known_claim() for session in sessions]
-    return _one([None if claim is None else claim.max_grad_norm for claim in claims])
-
-
-def _divisors(run: RunFacts) -> Any:
-    if run.config.private_size:
-        return None
-    return _one([own.expected_batch_size for own in run.audits.facts])
-
-
-def _records(run: RunFacts) -> int | None:
-    public = run.config.shuffled and not run.config.private_size
-    return run.lints.loader.records if public and run.lints.loader is not None else None
-
-
-def _accountants(run: RunFacts) -> Any:
-    names = [str(link.accountant.mechanism()) for link in run.accountants]
-    return _one(names)
 
 
 # --- Limits of the error rates at each operating point, and whether they fit the claim.
@@ -262,10 +236,9 @@ def _limits(errors: int, trials: int, share: float) -> tuple[float, float] | Non
     """Return the limits of a rate, each wrong with probability ``share``; None without a trial."""
     if not trials:
         return None
-    return (
-        float(clopper_pearson_lower(errors, trials, share)),
-        float(clopper_pearson_upper(errors, trials, share)),
-    )
+    sides = (clopper_pearson_lower, clopper_pearson_upper)
+    lower, upper = (float(side(errors, trials, share)) for side in sides)
+    return lower, upper
 
 
 # --- What was read of each tensor's noise, as rows of the report.
@@ -328,7 +301,7 @@ def filled(report: AuditReport, run: RunFacts) -> AuditReport:
     parts = (_faults, _thresholds, _growth, _tensors, _operating_points, _claim, _course)
     for part in (*parts, _as_measured):
         try:
-            report = part(report, run)
+            report = replace(report, **part(report, run))
         except Exception as error:
             failed, line = where(error)
             name = part.__name__.removeprefix("_")
@@ -338,18 +311,39 @@ def filled(report: AuditReport, run: RunFacts) -> AuditReport:
     return for_plain_loop(report) if in_loop else report
 
 
-def _thresholds(report: AuditReport, run: RunFacts) -> AuditReport:
-    significance = run.config.significance
-    return replace(
-        report, checks=tuple(with_threshold(check, significance) for check in report.checks)
+def _faults(report: AuditReport, run: RunFacts) -> dict[str, Any]:
+    """Return the verdict with headlines of its faults and places in the user's code."""
+    known = headlines() if report.verdict.faults else {}
+    faults = tuple(
+        replace(
+            fault,
+            headline=known.get(fault.name) or REGISTRY[fault.finding].heading(failed=True),
+        )
+        for fault in report.verdict.faults
     )
+    verdict = replace(report.verdict, faults=faults)
+    if run.code:
+        verdict = run.code.in_verdict(verdict, source=run.config.source_in_report)
+    return {"verdict": verdict}
 
 
-def _growth(report: AuditReport, run: RunFacts) -> AuditReport:
-    return replace(report, tests=growth_of(report.checks, _tests(run)))
+def _thresholds(report: AuditReport, run: RunFacts) -> dict[str, Any]:
+    significance = run.config.significance
+    return {"checks": tuple(with_threshold(check, significance) for check in report.checks)}
 
 
-def _tensors(report: AuditReport, run: RunFacts) -> AuditReport:
+def _growth(report: AuditReport, run: RunFacts) -> dict[str, Any]:
+    # Every test of the run, with the label of its optimizer if there are several.
+    of_run = evidence_in([run.lints.batches, run.ledger, run.course.examined])
+    tests = [
+        (own.label, test)
+        for session, own in zip(run.sessions, run.audits.facts, strict=False)
+        for test in session.recorder.tests
+    ] + [("", test) for test in of_run]
+    return {"tests": growth_of(report.checks, tests)}
+
+
+def _tensors(report: AuditReport, run: RunFacts) -> dict[str, Any]:
     rows, left_out = capped(
         row
         for session, own in zip(run.sessions, run.audits.facts, strict=False)
@@ -357,66 +351,38 @@ def _tensors(report: AuditReport, run: RunFacts) -> AuditReport:
             session.monitor, {slot.name: slot.numel for slot in session.step.layout}, own.label
         )
     )
-    return replace(report, tensors=rows, tensors_left_out=left_out)
+    return {"tensors": rows, "tensors_left_out": left_out}
 
 
-def _operating_points(report: AuditReport, run: RunFacts) -> AuditReport:
+def _operating_points(report: AuditReport, run: RunFacts) -> dict[str, Any]:
     mu, level = claimed_mu(report.history), run.config.bound_significance
     points = with_limits(report.operating_points, mu, level)
-    return replace(report, claimed_mu=mu, operating_points=points)
+    return {"claimed_mu": mu, "operating_points": points}
 
 
-def _claim(report: AuditReport, run: RunFacts) -> AuditReport:
-    return replace(
-        report,
-        claim=claim_of(run),
-        settings_given=run.config.given,
-        assumptions=assumptions_of(report, run.config),
-    )
+def _claim(report: AuditReport, run: RunFacts) -> dict[str, Any]:
+    return {
+        "claim": claim_of(run),
+        "settings_given": run.config.given,
+        "assumptions": assumptions_of(report, run.config),
+    }
 
 
-def _course(report: AuditReport, run: RunFacts) -> AuditReport:
+def _course(report: AuditReport, run: RunFacts) -> dict[str, Any]:
     about = run.course.about
     now, loader = about.now, run.lints.loader
-    return replace(
-        report,
-        course=tuple(about.rows),
-        ended=about.ended(report.steps, run.course.break_off),
-        planned_steps=about.planned_steps,
-        run=replace(now, data=loader.data) if now and loader else now,
-        examinations=tuple(about.examinations),
-        published=tuple(run.course.fence.published),
-    )
+    return {
+        "course": tuple(about.rows),
+        "ended": about.ended(report.steps, run.course.break_off),
+        "planned_steps": about.planned_steps,
+        "run": replace(now, data=loader.data) if now and loader else now,
+        "examinations": tuple(about.examinations),
+        "published": tuple(run.course.fence.published),
+    }
 
 
-def _as_measured(report: AuditReport, run: RunFacts) -> AuditReport:
+def _as_measured(report: AuditReport, run: RunFacts) -> dict[str, Any]:
     if run.config.mechanism_alone:
-        return report
+        return {}
     about = run.config.adjacency, run.course.fits.counted(run.config), run.config.items
-    return replace(report, epsilon_measured=measured_epsilon(report, *about))
-
-
-def _faults(report: AuditReport, run: RunFacts) -> AuditReport:
-    """Return the report with headlines of its faults and places in the user's code."""
-    verdict = report.verdict
-    known = headlines() if verdict.faults else {}
-    faults = tuple(
-        replace(
-            fault,
-            headline=known.get(fault.name) or REGISTRY[fault.finding].heading(failed=True),
-        )
-        for fault in verdict.faults
-    )
-    verdict = replace(verdict, faults=faults)
-    if run.code:
-        verdict = run.code.in_verdict(verdict, source=run.config.source_in_report)
-    return replace(report, verdict=verdict)
-
-
-def _tests(run: RunFacts) -> Iterator[tuple[str, Evidence]]:
-    """Yield every test of the run, with the label of its optimizer if there are several."""
-    for session, own in zip(run.sessions, run.audits.facts, strict=False):
-        yield from ((own.label, test) for test in session.recorder.tests)
-    yield from (
-        ("", test) for test in evidence_in([run.lints.batches, run.ledger, run.course.examined])
-    )
+    return {"epsilon_measured": measured_epsilon(report, *about)}

@@ -171,7 +171,8 @@ class EarlierFits(Kept):
         written = _written(files.directory / FITS_NAME) if files is not None else []
         begins, here = self.first, {fit.run for fit in written}
         for fit in reversed([*(fit for fit in written if fit.run not in names), *known]):
-            shared = self._shared(fit)
+            own, theirs = self._records, fit.records
+            shared = own.shared_with(theirs) if own and theirs else None
             continues = fit.last == begins != fit.first
             begins = fit.first if continues else begins
             if continues and shared is not False:
@@ -191,11 +192,6 @@ class EarlierFits(Kept):
         that starts again.
         """
         return sum(fit.steps for fit in _fits)
-
-    def _shared(self, fit: Fit) -> bool | None:
-        if self._records is None or fit.records is None:
-            return None
-        return self._records.shared_with(fit.records)
 
     def add_lost(self, phases: Sequence[Phase] | None) -> None:
         """Count rounds whose audits were lost.
@@ -232,9 +228,7 @@ class EarlierFits(Kept):
                 "lightning_audit.Rounds"
             ]
         together = [*self.continued, *self.others, *own]
-        if not self.count:
-            return []
-        spent = config.epsilon_of(together)
+        spent = config.epsilon_of(together) if self.count else None
         if spent is None:
             return []
         one = self.count == 1
@@ -251,8 +245,7 @@ class EarlierFits(Kept):
             return [UNKNOWN]
         if not self.doubtful or claimed is None or _on_new_data(config):
             return []
-        together = [*self.doubtful, *self.counted(config), *own]
-        spent = config.epsilon_of(together)
+        spent = config.epsilon_of([*self.doubtful, *self.counted(config), *own])
         if spent is None or not exceeds(spent, claimed):
             return []
         return [
@@ -289,8 +282,8 @@ class EarlierFits(Kept):
 
     @staticmethod
     def _write(fit: Fit, files: ReportFiles) -> None:
-        told = {"run": fit.run, "first": fit.first, "last": fit.last}
-        line = json.dumps({**told, "phases": [*map(astuple, fit.phases)]})
+        phases = [*map(astuple, fit.phases)]
+        line = json.dumps({"run": fit.run, "first": fit.first, "last": fit.last, "phases": phases})
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         with contextlib.suppress(OSError):  # the report says that nothing can be written
             file = os.open(files.directory / FITS_NAME, flags, 0o666)
@@ -311,9 +304,9 @@ def _written(path: Path) -> list[Fit]:
         return []
     for line in lines[-2 * _MOST :]:
         try:
-            told = json.loads(line)
-            phases = tuple(Phase(*phase) for phase in told["phases"])
-            run, first, last = (str(told[name]) for name in ("run", "first", "last"))
+            fit = json.loads(line)
+            phases = tuple(Phase(*phase) for phase in fit["phases"])
+            run, first, last = (str(fit[name]) for name in ("run", "first", "last"))
             found[run] = Fit(run, first, last, phases)
         except (ValueError, TypeError, KeyError):
             continue
@@ -330,7 +323,7 @@ class Target:
         #: Epsilon, delta and the epochs they are for; None if Opacus was given none.
         self.given: tuple[float, float, int] | None = None
 
-    def told(self, *_: Any, **given: Any) -> None:
+    def keep(self, *_: Any, **given: Any) -> None:
         """Keep what a call was given.
 
         Args:
@@ -353,6 +346,6 @@ class Target:
         if spent is None:
             return []
         many = "1 epoch" if epochs == 1 else f"{epochs} epochs"
-        told = f"Opacus was given target_epsilon={target:g} at delta {delta:.3g} for {many}"
+        given = f"Opacus was given target_epsilon={target:g} at delta {delta:.3g} for {many}"
         more = f"; to hold it, state PrivacyClaim(epsilon={target:g}, delta={delta:g})"
-        return [f"{told}: the steps spend {spent:.4g}{more if exceeds(spent, target) else ''}"]
+        return [f"{given}: the steps spend {spent:.4g}{more if exceeds(spent, target) else ''}"]

@@ -24,7 +24,7 @@ from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.config import AuditConfig
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import AT_END, CheckResult, EpsilonBound, at_end
-from lightning_audit.run.report_files import proved_mu
+from lightning_audit.run.facts import proved_mu
 from lightning_audit.run.run_facts import RunFacts
 from lightning_audit.session.step import AuditSession
 from lightning_audit.stats.counts import (
@@ -216,16 +216,16 @@ def _bound(
     step = value
     if method.name == "katz":
         delta = 0.0
+    elif method.quantity == "mu":
+        mu, step = value, _step_epsilon(header, value, delta)
+        assumptions += _game(header)
     else:
-        if method.quantity == "mu":
-            mu, step = value, _step_epsilon(header, value, delta)
-            assumptions += _game(header)
-        else:
-            mu = float(gaussian_mu(value, delta)) if value > 0 else 0.0
-            assumptions += (_OF_A_STEP, *_game(header))
-            if header.game == "subsampled":
-                rate = header.coin_probability
-                step = subsampled_epsilon_clopper_pearson(counts, rate, delta, significance)
+        mu = float(gaussian_mu(value, delta)) if value > 0 else 0.0
+        assumptions += (_OF_A_STEP, *_game(header))
+        if header.game == "subsampled":
+            rate = header.coin_probability
+            step = subsampled_epsilon_clopper_pearson(counts, rate, delta, significance)
+    if mu is not None:
         # The claim at the smallest sigma implies those at the others.
         epsilon = _composed(history, mu * sigma, mu, delta)
         assumptions += (_COMPOSED,)
@@ -317,40 +317,36 @@ def current_epsilons(run: RunFacts) -> Epsilons:
     reported. If the claim states noise that is correlated over steps, epsilon is neither composed
     nor bounded.
     """
-    if run.config.mechanism_alone:  # accountants and all bounds assume independent noise
-        return Epsilons(epsilon_claim(run.config.claimed_epsilon, (), run.config.delta), None)
-    links = () if run.config.shuffled else run.accountants  # accountants assume Poisson batches
-    claim = epsilon_claim(
-        run.config.claimed_epsilon,
-        links,
-        run.config.delta,
-        optimizers=len(run.sessions),
-        items=run.config.items,
-    )
+    config = run.config
+    if config.mechanism_alone:  # accountants and all bounds assume independent noise
+        return Epsilons(epsilon_claim(config.claimed_epsilon, (), config.delta), None)
+    links = () if config.shuffled else run.accountants  # accountants assume Poisson batches
+    about = config.claimed_epsilon, links, config.delta
+    claim = epsilon_claim(*about, optimizers=len(run.sessions), items=config.items)
     monitors = [session.monitor for session in run.sessions if session.monitor.steps]
     if not monitors:
         return Epsilons(claim, None)
     history, told = run_history(run.sessions), steps_told(run.accountants)
-    if run.config.shuffled:
+    if config.shuffled:
         composed: Sequence[Phase] = (passes_taken(history, told, run.passes),)
     else:
-        composed = costlier(history, told, run.config.delta, run.config.adjacency, run.config.items)
-    earlier = run.course.fits.counted(run.config)
-    spent = run.config.epsilon_of([*composed, *earlier])
+        composed = costlier(history, told, config.delta, config.adjacency, config.items)
+    earlier = run.course.fits.counted(config)
+    spent = config.epsilon_of([*composed, *earlier])
     by_removal = None
-    if run.config.adjacency == "replace_one":
-        removal = [*costlier(history, told, run.config.delta), *earlier]
-        by_removal = composed_epsilon(removal, run.config.delta, items=run.config.items)
+    if config.adjacency == "replace_one":
+        removal = [*costlier(history, told, config.delta), *earlier]
+        by_removal = composed_epsilon(removal, config.delta, items=config.items)
     # A ratio of at most one proves no more than epsilon_spent: composing it is of use only if
     # epsilon_spent exceeds the claim.
     claimed_epsilon = claim.claimed_epsilon
     within = spent is not None and claimed_epsilon is not None and spent <= claimed_epsilon
     # Noise that is added to the weights is not in the readings: they prove nothing.
     read = [s for s in run.sessions if s.monitor.steps and not s.releases.weights_move]
-    each = [_proved_once(session, run.config, len(run.sessions), within) for session in read] or [
-        Proved()
-    ]
-    largest = each[0] if len(each) == 1 else _largest(each, run.config.bound_significance)
+    each = [_proved_once(session, config, len(run.sessions), within) for session in read]
+    largest = Proved() if not each else each[0]
+    if len(each) > 1:
+        largest = _largest(each, config.bound_significance)
     return Epsilons(claim, spent, largest, by_removal, composed, earlier)
 
 
@@ -385,17 +381,16 @@ def _proved(monitor: AuditMonitor, config: AuditConfig, optimizers: int, within:
 def _largest(each: Sequence[Proved], significance: float) -> Proved:
     """Return the largest of several optimizers' bounds; all hold together at ``significance``."""
     surest = max(each, key=lambda proved: (_size(proved.sure_epsilon), proved.sure_ratio))
-    named: dict[str, EpsilonBound] = {}
+    named: dict[str, list[EpsilonBound]] = {}
     for bound in (bound for proved in each for bound in proved.bounds):
-        known = named.get(bound.name)
-        if known is None or _strength(bound) > _strength(known):
-            named[bound.name] = dataclasses.replace(bound, significance=significance)
+        named.setdefault(bound.name, []).append(bound)
+    strongest = (max(bounds, key=_strength) for bounds in named.values())
     return Proved(
-        max((p.epsilon_lower for p in each if p.epsilon_lower is not None), default=None),
-        max((p.mu_lower for p in each if p.mu_lower is not None), default=None),
+        max((proved.epsilon_lower for proved in each), key=_size),
+        max((proved.mu_lower for proved in each), key=_size),
         surest.sure_ratio,
         surest.sure_epsilon,
-        tuple(named.values()),
+        tuple(dataclasses.replace(bound, significance=significance) for bound in strongest),
     )
 
 

@@ -6,12 +6,10 @@ as soon as there may be a violation, at each epoch's end, and at the run's end.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
-import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
@@ -94,10 +92,6 @@ from lightning_audit.verdict.judge import (
 
 # --- Results of all checks of a run at one moment, from its sessions and its facts.
 
-#: Largest part of the time since the last evaluated epoch end, or the start, that one may take.
-EPOCH_SHARE = 0.02
-#: Seconds that the first one is taken to need.
-_USUAL = 0.15
 #: An uncertain finding is evaluated again once the number of steps grew by this factor.
 _AGAIN = 1.5
 #: What draws the batches if the loader only counts the steps.
@@ -111,15 +105,33 @@ _UNFETCHED = (
 
 @dataclass(frozen=True)
 class Findings:
-    """Results of all checks at one moment, with the allowed ones marked.
+    """What a run shows at one moment: its epsilons, and all results, with the allowed ones marked.
 
     Args:
+        run: the run.
+        epsilons: its epsilons.
         all: results, violated ones first.
         by_optimizer: for each private optimizer, its own results and those of the run.
     """
 
+    run: RunFacts
+    epsilons: Epsilons
     all: tuple[CheckResult, ...]
     by_optimizer: tuple[tuple[CheckResult, ...], ...] = ()
+
+    @functools.cached_property
+    def held(self) -> Held:
+        """Which epsilons hold, given the findings that are allowed."""
+        claimed, stated = self.epsilons.claimed_epsilon, self.run.config.claimed_epsilon
+        return held(self.all, self.epsilons.epsilon_spent, claimed, stated)
+
+    @property
+    def bounds(self) -> tuple[EpsilonBound, ...]:
+        """The bounds; those on the run only if batches are as the accountant assumes."""
+        bounds = self.epsilons.proved.bounds
+        if self.held.lower_holds:
+            return bounds
+        return tuple(dataclasses.replace(bound, epsilon_lower=None) for bound in bounds)
 
 
 def run_checks(run: RunFacts, epsilons: Epsilons) -> Findings:
@@ -131,32 +143,33 @@ def run_checks(run: RunFacts, epsilons: Epsilons) -> Findings:
     steps = sum(session.monitor.steps for session in run.sessions)
     by_records = run.audits.plain.follow_records if run.config.adjacency == "add_remove" else ()
     exempt = (run.audits.plain.exempt, run.audits.plain.refused, by_records)
-    plain = no_dp_result(run.audits.without_dp[0], steps, run.audits.without_dp[1], *exempt)
+    bare, kind = run.audits.without_dp
     located = run.code.located if run.code else list
-    common = located([plain])
+    common = located([no_dp_result(bare, steps, kind, *exempt)])
     if not run.sessions:
-        return Findings(acknowledge(common, run.config.allow))
+        return Findings(run, epsilons, acknowledge(common, run.config.allow))
     *seen, late = results_by_place(run, epsilons)
     each = run.config.significance / len(run.sessions)
     own = [
         acknowledge(
-            located(_of_optimizer(shown(c, each), optimizer, len(run.sessions)) for c in checks),
+            located(_labeled(shown(c, each), optimizer, len(run.sessions)) for c in checks),
             optimizer.allow,
         )
         for checks, optimizer in zip(seen, run.audits.facts, strict=True)
     ]
     late = located(shown(check, run.config.significance) for check in late)
-    every = [*common, *(check for checks in own for check in checks), *late]
-    return Findings(
-        acknowledge(in_order(every), run.config.allow),
-        tuple(acknowledge(in_order([*common, *checks, *late]), run.config.allow) for checks in own),
-    )
+
+    def acknowledged(*results: Sequence[CheckResult]) -> tuple[CheckResult, ...]:
+        every = in_order([check for checks in (common, *results, late) for check in checks])
+        return acknowledge(every, run.config.allow)
+
+    return Findings(run, epsilons, acknowledged(*own), tuple(map(acknowledged, own)))
 
 
 def results_by_place(run: RunFacts, epsilons: Epsilons) -> list[list[CheckResult]]:
     """Return the results over all segments: each private optimizer's, and last the run's."""
-    own = [_own_results(place, session, run) for place, session in enumerate(run.sessions)]
-    return [*own, _results_of_run(run, epsilons)]
+    own = [_session_results(place, session, run) for place, session in enumerate(run.sessions)]
+    return [*own, _run_results(run, epsilons)]
 
 
 def unknown_epsilons(config: AuditConfig) -> Epsilons:
@@ -174,9 +187,9 @@ def violated(run: RunFacts) -> bool:
 _OF_NOISE = ("noise", "reuse", "channel")
 
 
-def _own_results(place: int, session: AuditSession, run: RunFacts) -> list[CheckResult]:
-    leaks, told = run.course.examined.leaks_into_weights, session.recorder.processing
-    checks = [told.if_of_records(check, leaks) for check in session.recorder.results]
+def _session_results(place: int, session: AuditSession, run: RunFacts) -> list[CheckResult]:
+    leaks, processing = run.course.examined.leaks_into_weights, session.recorder.processing
+    checks = [processing.if_of_records(check, leaks) for check in session.recorder.results]
     if run.course.comparison.noise_equal:  # the recorder knows the draws of its own process alone
         equal = equal_noise_result(run.ranks.count)
         checks = [equal if check.name == equal.name else check for check in checks]
@@ -205,7 +218,7 @@ def _own_results(place: int, session: AuditSession, run: RunFacts) -> list[Check
     return [undecided(check) if check.name in unsure else check for check in checks]
 
 
-def _of_optimizer(check: CheckResult, optimizer: OptimizerFacts, count: int) -> CheckResult:
+def _labeled(check: CheckResult, optimizer: OptimizerFacts, count: int) -> CheckResult:
     """Return an optimizer's check, with the optimizer's name if there are several."""
     if count == 1:
         return check
@@ -217,7 +230,7 @@ def _of_optimizer(check: CheckResult, optimizer: OptimizerFacts, count: int) -> 
     )
 
 
-def _results_of_run(run: RunFacts, epsilons: Epsilons) -> list[CheckResult]:
+def _run_results(run: RunFacts, epsilons: Epsilons) -> list[CheckResult]:
     checks = []
     if run.course.comparison.synchronised is not None:
         checks.append(unsynchronised_result(run.course.comparison.synchronised, run.ranks.count))
@@ -235,7 +248,7 @@ def _results_of_run(run: RunFacts, epsilons: Epsilons) -> list[CheckResult]:
     checks.append(epsilon_result(epsilons, run.config))
     if stated := [pair for one in run.audits.facts for pair in one.stated_twice]:
         checks.append(claim_result(stated))
-    records = (run.lints.loader.records if run.lints.loader else None) or 0
+    records = run.lints.records or 0
     checks.append(
         accounting_result(
             epsilons.epsilon_spent,
@@ -258,7 +271,7 @@ def _results_of_run(run: RunFacts, epsilons: Epsilons) -> list[CheckResult]:
     if len(run.sessions) == 1:  # with several it is not known whose loss it is
         (optimizer,) = run.audits.facts
         checks += loss_reduction_result(run.lints.loss_reduction, optimizer.loss_reduction)
-    checks.append(_of_opacus(run))
+    checks.append(_opacus_result(run))
     checks += _divisor_results(run, epsilons.claimed_epsilon)
     return run.course.earlier.joined(-1, checks, run.config.significance)
 
@@ -266,40 +279,38 @@ def _results_of_run(run: RunFacts, epsilons: Epsilons) -> list[CheckResult]:
 def _sampling_results(run: RunFacts) -> list[CheckResult]:
     """Check whether batches and steps are as the accountant assumes and recorded."""
     found: list[CheckResult] = []
+    loader, unfetched = run.lints.loader, run.ledger.unfetched
     holds, epsilon = _cost_of_passes(run)
-    if run.lints.loader is not None and run.config.shuffled:
-        loader = run.lints.loader
-        alone = run.lints.loaders == run.ranks.count == 1
-        once = loader.once and alone and not _more_rows_than_records(run)
-        drawn_by = _UNFETCHED if run.ledger.unfetched else loader.description
-        once = once and not run.ledger.unfetched
+    if loader is not None and run.config.shuffled:
+        once = _reads_once(run) and not unfetched
+        drawn_by = _UNFETCHED if unfetched else loader.description
         found.append(shuffled_result(loader.kind, drawn_by, once=once))
-    elif run.lints.loader is not None:
-        unfetched = run.ledger.unfetched and run.lints.loader.kind != "not_poisson"
+    elif loader is not None:
+        unfetched &= loader.kind != "not_poisson"
         elsewhere = run.ledger.elsewhere or unfetched
         otherwise = _UNFETCHED if unfetched else _BY_THE_STEP
         found += sampling_results(
-            "unknown" if elsewhere else run.lints.loader.kind,
-            otherwise if elsewhere else run.lints.loader.description,
-            run.lints.loader.sample_rate,
+            "unknown" if elsewhere else loader.kind,
+            otherwise if elsewhere else loader.description,
+            loader.sample_rate,
             run.sample_rate,
             max((session.planner.batch_sizes for session in run.sessions), key=len),
             None if elsewhere else run.lints.batches,
             by_choice=any(optimizer.poisson is False for optimizer in run.audits.facts),
             holds=holds,
             epsilon_that_holds=epsilon,
-            raised_in=run.lints.loader.raised_in,
+            raised_in=loader.raised_in,
         )
     if run.lints.repeated and run.course.comparison.synchronised:
         found.append(repeated_result(run.ranks.count, run.sample_rate))
-    told = [phase for link in run.accountants for phase in link.accountant.history]
-    found += run.ledger.results(told, run_history(run.sessions))
+    recorded = [phase for link in run.accountants for phase in link.accountant.history]
+    found += run.ledger.results(recorded, run_history(run.sessions))
     if run.config.mechanism_alone:  # the claim states no assumption on the batches
         return [REGISTRY[one.name].not_run(NOT_COMPOSED) for one in found]
     return found
 
 
-def _of_opacus(run: RunFacts) -> CheckResult:
+def _opacus_result(run: RunFacts) -> CheckResult:
     """Check whether parts of Opacus are used that are known to lose privacy."""
     loader, chance = run.lints.loader, 0.0
     if loader is not None and loader.sample_rate is not None and loader.drawn_from is not None:
@@ -321,32 +332,30 @@ def _of_opacus(run: RunFacts) -> CheckResult:
     )
 
 
-def _more_rows_than_records(run: RunFacts) -> bool:
-    """Return whether steps clip more gradients than the passes have records."""
-    records = run.lints.loader.records if run.lints.loader else None
-    for session in run.sessions:
-        rows, steps = session.planner.rows_taken, session.recorder.steps
-        # Each input canary is one more row.
-        if records and rows is not None and rows > max(run.lints.epochs, 1) * records + steps:
-            return True
-    return False
+def _reads_once(run: RunFacts) -> bool:
+    """Return whether the only loader gives each record once an epoch, and steps clip no more."""
+    loader, epochs = run.lints.loader, max(run.lints.epochs, 1)
+    if loader is None or not loader.once or not run.lints.loaders == run.ranks.count == 1:
+        return False
+    # Each input canary is one more row.
+    return not loader.records or all(
+        (session.planner.rows_taken or 0) <= epochs * loader.records + session.recorder.steps
+        for session in run.sessions
+    )
 
 
 def _cost_of_passes(run: RunFacts) -> tuple[str, float | None]:
     """Return the epsilon that holds if each record enters one step an epoch: text and number."""
-    book, loader = run.ledger, run.lints.loader
+    book = run.ledger
     several = book.again or book.unknown or book.stale or book.repeated
     several = several or run.course.earlier.found(LEDGER_STEPS.name)
-    alone = run.lints.loaders == run.ranks.count == 1
-    if loader is None or not (loader.once and alone) or several or run.course.resumed:
-        return "", None
-    if _more_rows_than_records(run):
+    if several or run.course.resumed or not _reads_once(run):
         return "", None
     stated = [session.planner.claim(1).noise_multiplier for session in run.sessions]
     least = min([*stated, *(phase.noise_multiplier for phase in run_history(run.sessions))])
-    passes = max(1, run.lints.epochs) * len(run.sessions)
     if not least > 0.0:
         return "", None
+    passes = max(1, run.lints.epochs) * len(run.sessions)
     least /= run.config.items  # all of a record's may be in one batch
     epsilon = epsilon_of_passes(least, passes, run.config.delta, run.config.adjacency)
     return what_holds(least, passes, run.config.delta), epsilon
@@ -364,20 +373,12 @@ def _hold_batches_to_steps(run: RunFacts, steps: int) -> None:
         check.obstacle = "several of its batches make up a step"
 
 
-def _divisor_results(
-    run: RunFacts,
-    claimed_epsilon: float | None,
-) -> Iterator[CheckResult]:
+def _divisor_results(run: RunFacts, claimed_epsilon: float | None) -> Iterator[CheckResult]:
     """Yield what the divisors of the gradients reveal about the number of records."""
-    records = run.lints.loader.records if run.lints.loader else None
-    stated = run.config.claim.expected_batch_size if run.config.claim else None
-    promise = Promise(
-        claimed_epsilon,
-        run.config.delta,
-        run.config.adjacency,
-        run.config.private_size,
-        run.config.items,
-    )
+    records, config = run.lints.records, run.config
+    stated = config.claim.expected_batch_size if config.claim else None
+    about = config.delta, config.adjacency, config.private_size, config.items
+    promise = Promise(claimed_epsilon, *about)
     for session, optimizer in zip(run.sessions, run.audits.facts, strict=True):
         rate, expected = optimizer.sample_rate, optimizer.expected_batch_size
         # A divisor that the claim states is a constant, even if it equals a number of the data.
@@ -388,9 +389,7 @@ def _divisor_results(
         released = noisy * sum(slot.numel for slot in session.step.layout)
         found = batch_size_result(expected, records, rate, released, promise)
         if found is not None:
-            yield from acknowledge(
-                [_of_optimizer(found, optimizer, len(run.sessions))], optimizer.allow
-            )
+            yield from acknowledge([_labeled(found, optimizer, len(run.sessions))], optimizer.allow)
 
 
 class Looks:
@@ -425,31 +424,6 @@ class Looks:
         return True
 
 
-class EpochEnds:
-    """Choice of the epoch ends at which bounds are computed, by the time the last one took.
-
-    Args:
-        ranks: the processes that train together, which must decide alike.
-    """
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._ended, self._took = time.perf_counter(), _USUAL
-
-    def is_due(self, *, due: bool) -> bool:
-        """Return whether to compute them now: if ``due``, or if that is cheap."""
-        allowed = EPOCH_SHARE * (time.perf_counter() - self._ended)
-        return self._ranks.from_first(lambda: due or self._took <= allowed)
-
-    @contextlib.contextmanager
-    def timed(self) -> Iterator[None]:
-        """Measure the time of one computation."""
-        begun = time.perf_counter()
-        yield
-        self._ended = time.perf_counter()
-        self._took = self._ended - begun
-
-
 # --- Build the metrics of an epoch, the verdict and the report from what the sessions observed.
 
 #: Dashboards plot in single precision; a larger e-value adds no information.
@@ -472,35 +446,29 @@ _LIBRARIES = (
 )
 
 
-def epoch_metrics(
-    sessions: Sequence[AuditSession],
-    epsilons: Epsilons,
-    checks: Sequence[CheckResult],
-    config: AuditConfig,
-) -> dict[str, float]:
+def epoch_metrics(found: Findings) -> dict[str, float]:
     """Return the metrics of an epoch's end, without epsilons that are not known to hold.
 
-    Bounds for a single look are included only if ``config.bounds`` requests some.
+    Bounds for a single look are included only if the configuration requests some.
     """
-    proved, bounds = epsilons.proved, config.bounds
-    now = _held(checks, epsilons, config)
-    allowed = sum(check.status == "allowed" for check in checks)
+    proved, now = found.epsilons.proved, found.held
+    allowed = _count_allowed(found.all)
     metrics: dict[str, float | None] = {
         "epsilon_lower": proved.epsilon_lower if now.lower_holds else None,
         "epsilon_lower_at_end": proved.epsilon_lower_at_end if now.lower_holds else None,
         "epsilon_spent": now.spent,
         "claimed_epsilon": now.claimed if now.claim_holds else None,
         **({_ALLOWED: float(allowed)} if allowed else {}),
-        "violated": float(any(check.status == "violated" for check in checks)),
+        "violated": float(any(check.status == "violated" for check in found.all)),
     }
-    if sessions:
+    if found.run.sessions:
         metrics["mu_lower"] = proved.mu_lower
         # The claim is refuted once the metric reaches 1 / (the significance of the run).
-        log_e = shared_log_e(check for check in checks if REGISTRY[check.name].each)
+        log_e = shared_log_e(check for check in found.all if REGISTRY[check.name].each)
         metrics["e_value"] = min(math.exp(min(log_e, 100.0)), _LARGEST_E_VALUE)
-        metrics |= counts(sessions)
-    for bound in _bounds_that_hold(proved.bounds, now):
-        if bounds and bound.looks == "single" and bound.name != AT_END:
+        metrics |= counts(found.run.sessions)
+    for bound in found.bounds if found.run.config.bounds else ():
+        if bound.looks == "single" and bound.name != AT_END:
             metrics[f"epsilon_lower/{bound.name}"] = bound.epsilon_lower
             metrics[f"epsilon_step_lower/{bound.name}"] = bound.epsilon_step_lower
     return {k: float(v) for k, v in metrics.items() if v is not None and math.isfinite(v)}
@@ -513,29 +481,18 @@ def counts(sessions: Sequence[AuditSession]) -> dict[str, float]:
     return {"observations": float(seen), "step": float(sum(m.steps for m in monitors))}
 
 
-def _held(checks: Sequence[CheckResult], epsilons: Epsilons, config: AuditConfig) -> Held:
-    """Return which epsilons hold, given the findings that are allowed."""
-    claimed, stated = epsilons.claimed_epsilon, config.claimed_epsilon
-    return held(checks, epsilons.epsilon_spent, claimed, stated)
+def _count_allowed(checks: Iterable[CheckResult]) -> int:
+    return sum(check.status == "allowed" for check in checks)
 
 
-def _bounds_that_hold(bounds: Sequence[EpsilonBound], now: Held) -> tuple[EpsilonBound, ...]:
-    """Return the bounds; those on the run only if batches are as the accountant assumes."""
-    if now.lower_holds:
-        return tuple(bounds)
-    return tuple(dataclasses.replace(bound, epsilon_lower=None) for bound in bounds)
-
-
-def _rows_that_hold(
-    rows: Sequence[Mapping[str, float]], checks: Sequence[CheckResult]
-) -> tuple[Mapping[str, float], ...]:
+def _rows_that_hold(found: Findings) -> tuple[Mapping[str, float], ...]:
     """Return the logged rows; rows from before the latest allowed finding lose their epsilons."""
-    allowed = sum(check.status == "allowed" for check in checks)
+    allowed = _count_allowed(found.all)
     return tuple(
         row
         if row.get(_ALLOWED, 0.0) == allowed
         else {name: value for name, value in row.items() if not _is_of_run(name)}
-        for row in rows
+        for row in found.run.course.epochs
     )
 
 
@@ -544,83 +501,65 @@ def _is_of_run(metric: str) -> bool:
     return metric.startswith(("epsilon_lower", "epsilon_spent", "claimed_epsilon"))
 
 
-def build_report(
-    run: RunFacts,
-    epsilons: Epsilons,
-    findings: Findings,
-    *,
-    complete: bool,
-) -> AuditReport:
+def build_report(found: Findings, *, complete: bool) -> AuditReport:
     """Build the report; the power is computed only for a complete run."""
+    run, epsilons, now, bounds = found.run, found.epsilons, found.held, found.bounds
+    config, course = run.config, run.course
     models = [
         PowerModel(session.monitor, session.inserter.oversize)
         if complete and session.monitor.steps
         else None
         for session in run.sessions
     ]
-    powers = [model.at(run.config.resolution) if model else {} for model in models]
+    powers = [model.at(config.resolution) if model else {} for model in models]
     seen = tuple(
         seen_of(
             session.monitor,
             power,
             session.inserter.oversize,
-            session.pass_blockers(run.course.examined.alone),
+            session.pass_blockers(course.examined.alone),
             optimizer.label,
             float(session.recorder.released.canaries.mean()) if session.at_cut else 1.0,
             lost_explained=session.planner.lost_explained,
         )
         for session, power, optimizer in zip(run.sessions, powers, run.audits.facts, strict=True)
     )
-    others = [
-        *_other_blockers(run, complete),
-        *(run.course.fits.blockers(epsilons.composed, run.config) if complete else ()),
-    ]
+    others = _other_blockers(found, complete)
     of_run = blockers_of_run(
-        run.config,
-        findings.all,
+        config,
+        found.all,
         epsilons.epsilon_spent,
         others,
         complete=complete,
-        mechanism_alone=run.config.mechanism_alone,
+        mechanism_alone=config.mechanism_alone,
     )
-    now = _held(findings.all, epsilons, run.config)
-    findings = Findings(
-        worded(findings.all, now), tuple(worded(own, now) for own in findings.by_optimizer)
-    )
-    verdict, blockers = _verdict(run, findings, seen, of_run)
-    names = named(findings.all, run.config, run.course.unaudited)
-    verdict = with_allowed(verdict, names, now, run.config.delta)
+    by_optimizer = tuple(worded(own, now) for own in found.by_optimizer)
+    found = dataclasses.replace(found, all=worded(found.all, now), by_optimizer=by_optimizer)
+    verdict, blockers = _verdict(found, seen, of_run)
+    names = named(found.all, config, course.unaudited)
+    verdict = with_allowed(verdict, names, now, config.delta)
     monitors = [session.monitor for session in run.sessions]
     history, composed = run_history(run.sessions), merge([*epsilons.composed, *epsilons.earlier])
-    not_run = {check.name for check in findings.all if check.status == "not_run"}
     records = [session.store.path.name for session in run.sessions if session.store]
     report = AuditReport(
         verdict=verdict,
-        checks=mark_consequences(findings.all, verdict.faults),
-        bounds=_bounds_that_hold(epsilons.proved.bounds, now),
+        checks=mark_consequences(found.all, verdict.faults),
+        bounds=bounds,
         operating_points=_operating_points(monitors),
         claimed_epsilon=now.claimed,
         epsilon_spent=now.spent,
         epsilon_refuted_by=now.refuted_by,
-        epsilon_not_excluded=_not_excluded(models, monitors, run.config, verdict)
-        if now.spent_holds
-        else None,
-        delta=run.config.delta,
+        epsilon_not_excluded=_not_excluded(models, run, verdict) if now.spent_holds else None,
+        delta=config.delta,
         steps=sum(monitor.steps for monitor in monitors),
         observations=sum(monitor.sensitivity.observations for monitor in monitors),
         history=_as_tuples(history),
         composed=() if {*composed} == {*merge(history)} else _as_tuples(composed),
         power=_least_power(powers),
-        epochs=_rows_that_hold(run.course.epochs, findings.all),
-        settings=run.config.settings(ended=complete),
+        epochs=_rows_that_hold(found),
+        settings=config.settings(ended=complete),
         environment={name: _version(name) for name in _LIBRARIES},
-        notes=(
-            *(run.course.fits.notes(epsilons.composed, run.config) if complete else ()),
-            *run.notes,
-            *numbers_of_data(findings.all),
-            *(run.course.target.notes(epsilons.composed, run.config.items) if complete else ()),
-            *_notes(run, verdict, not_run),
-        ),
+        notes=_notes(found, verdict, complete),
         record=records[0] if records else None,
         other_records=tuple(records[1:]),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -628,8 +567,8 @@ def build_report(
         optimizers=seen,
         pass_blockers=tuple(others),
         blockers=blockers,
-        audit_cost=run.course.time.cost(),
-        examination_cost=run.course.examined.cost,
+        audit_cost=course.time.cost(),
+        examination_cost=course.examined.cost,
     )
     return filled(report, run)
 
@@ -658,18 +597,16 @@ def _least_power(powers: Sequence[Mapping[str, Power]]) -> dict[str, dict[str, A
 
 
 def _verdict(
-    run: RunFacts,
-    findings: Findings,
-    seen: Sequence[OptimizerSeen],
-    of_run: Sequence[PassBlocker],
+    found: Findings, seen: Sequence[OptimizerSeen], of_run: Sequence[PassBlocker]
 ) -> tuple[Verdict, tuple[PassBlocker, ...]]:
     """Return the worst verdict over the private optimizers, and what it lacks for a pass."""
+    run = found.run
     own: list[Judged] = [
         (checks, session.monitor, shown)
-        for session, checks, shown in zip(run.sessions, findings.by_optimizer, seen, strict=True)
+        for session, checks, shown in zip(run.sessions, found.by_optimizer, seen, strict=True)
     ]
     verdict, blockers = judge_all(
-        own or [(findings.all, None, None)],
+        own or [(found.all, None, None)],
         run.config.resolution,
         of_run,
         run.ranks.count,
@@ -678,23 +615,27 @@ def _verdict(
     return verdict, blockers if verdict.pass_blockers else ()
 
 
-def _notes(
-    run: RunFacts,
-    verdict: Verdict,
-    not_run: Collection[str],
-) -> list[str]:
-    # If the verdict is inconclusive, the unwritten files are among its pass_blockers.
-    notes = list(run.course.unwritten) if verdict.outcome == "VIOLATION" else []
+def _notes(found: Findings, verdict: Verdict, complete: bool) -> tuple[str, ...]:
+    run, course, composed = found.run, found.run.course, found.epsilons.composed
+    notes = [
+        *(course.fits.notes(composed, run.config) if complete else ()),
+        *run.notes,
+        *numbers_of_data(found.all),
+        *(course.target.notes(composed, run.config.items) if complete else ()),
+        # If the verdict is inconclusive, the unwritten files are among its pass_blockers.
+        *(course.unwritten if verdict.outcome == "VIOLATION" else ()),
+    ]
     if run.config.mechanism_alone:
         notes.append(MECHANISM_ALONE)
-        notes += [_NOT_ALONE] if NOISE_MEAN.name in not_run else []
+        read = all(c.status != "not_run" for c in found.all if c.name == NOISE_MEAN.name)
+        notes += [] if read else [_NOT_ALONE]
     for session, optimizer in zip(run.sessions, run.audits.facts, strict=True):
         notes += [optimizer.named(note) for note in session.planner.notes]
         less = [str(pair) for pair in optimizer.stated_twice if pair.promised < 0]
         notes += [optimizer.named(f"the claim promises less privacy: {text}") for text in less]
         if optimizer.label and session.store:
             notes.append(optimizer.named(f"its record is {session.store.path.name}"))
-    return notes
+    return tuple(notes)
 
 
 def _operating_points(monitors: Sequence[AuditMonitor]) -> tuple[OperatingPoint, ...]:
@@ -709,43 +650,42 @@ def _operating_points(monitors: Sequence[AuditMonitor]) -> tuple[OperatingPoint,
     )
 
 
-def _other_blockers(run: RunFacts, complete: bool) -> list[str]:
+def _other_blockers(found: Findings, complete: bool) -> list[str]:
     """Return the reasons against a pass that no check and no count covers."""
-    blockers = [*filter(None, [run.course.resumed]), *run.course.unwritten]
-    if run.course.break_off:
-        blockers.append(run.course.break_off)
+    config, course = found.run.config, found.run.course
+    blockers = [*filter(None, [course.resumed]), *course.unwritten]
+    if course.break_off:
+        blockers.append(course.break_off)
     elif not complete:
         blockers.append(NOT_ENDED)
-    if run.course.unaudited and "unaudited" not in run.config.allow:
-        shown = ", ".join(f"`{parameter}`" for parameter in run.course.unaudited[:5])
+    if course.unaudited and "unaudited" not in config.allow:
+        shown = ", ".join(f"`{parameter}`" for parameter in course.unaudited[:5])
         blockers.append(
             f"{shown} changed although the private optimizer does not train it: what it learned "
             "was not audited; if it does not depend on the data (an average of weights, say), "
             "set allow='unaudited'"
         )
-    return blockers
+    return blockers + (course.fits.blockers(found.epsilons.composed, config) if complete else [])
 
 
 def _not_excluded(
-    models: Sequence[PowerModel | None],
-    monitors: Sequence[AuditMonitor],
-    config: AuditConfig,
-    verdict: Verdict,
+    models: Sequence[PowerModel | None], run: RunFacts, verdict: Verdict
 ) -> float | None:
     """Return epsilon under the largest noise and clipping errors that this run cannot exclude."""
-    seen = [(model, monitor) for model, monitor in zip(models, monitors, strict=True) if model]
-    if not seen or verdict.outcome == "VIOLATION" or config.mechanism_alone:
+    if not any(models) or verdict.outcome == "VIOLATION" or run.config.mechanism_alone:
         return None
     scaled: list[Phase] = []
-    for model, monitor in seen:
+    for model, session in zip(models, run.sessions, strict=True):
+        if model is None:
+            continue
         noise, shift = model.not_excluded()
-        history = monitor.history
+        history = session.monitor.history
         quietest = min(phase.noise_multiplier for phase in history)
         # Beyond this mu of a single step, epsilon is in the hundreds: nothing was excluded.
         if quietest == 0.0 or noise == 0.0 or shift / (noise * quietest) > 20.0:
             return math.inf
         scaled += leaking(history, shift / noise)
-    return config.epsilon_of(scaled)
+    return run.config.epsilon_of(scaled)
 
 
 @functools.cache

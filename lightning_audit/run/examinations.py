@@ -97,10 +97,8 @@ class Examinations:
         """
         session = self._session()
         if self.watch is None and session is not None:
-            if self._cannot():
-                self.schedule.postpone(steps + _WAIT)
-                return
-            self._names = self.schedule.next_questions(time.perf_counter())
+            now = time.perf_counter()
+            self._names = [] if self._cannot() else self.schedule.next_questions(now)
             if not self._names:
                 self.schedule.postpone(steps + _WAIT)
                 return
@@ -190,7 +188,7 @@ class Examinations:
             found = examine_step(order)
         answers = found.answers
         if found.one_number:
-            answers = {name: Answer(reason=Reason.ONE_NUMBER) for name in answers}
+            answers = dict.fromkeys(answers, Answer(reason=Reason.ONE_NUMBER))
             self._log.one_number = True
         if found.waits:
             self._log.off = next((answer.reason for answer in answers.values()), "")
@@ -271,10 +269,9 @@ class Examinations:
             steps: number of steps taken so far.
             now: whether to test it even if fewer steps than planned were kept.
         """
-        behind = self.behind
-        if behind is None or not (behind.full or now):
+        if self.behind is None or not (self.behind.full or now):
             return
-        if (look := behind.look()) is not None:
+        if (look := self.behind.look()) is not None:
             self._log.noise.take(max(steps - 1, 0), look)
         self._let_go()
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule
@@ -19,11 +21,13 @@ from opacus.grad_sample import AbstractGradSampleModule
 from lightning_audit._validate import BadArgument
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.composition import PassCounter
+from lightning_audit.accounting.history import StepHistory
 from lightning_audit.checks.accounting import PlannedCost, StatedTwice
 from lightning_audit.checks.check import evidence_in
 from lightning_audit.checks.replay import Coupling, ExaminationLog
 from lightning_audit.checks.sampling import BatchCheck
 from lightning_audit.checks.segments import EarlierSegments
+from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.opacus import AccountantLink
 from lightning_audit.files import commit_of
 from lightning_audit.hooks.boundary import RunTime, where
@@ -48,12 +52,18 @@ from lightning_audit.lints.settings import (
 )
 from lightning_audit.record.store import Kept
 from lightning_audit.results.audit_report import AuditReport
-from lightning_audit.results.report_details import CodePlace, RunAbout
+from lightning_audit.results.report_details import (
+    CodePlace,
+    CourseRow,
+    Ended,
+    ExaminationTold,
+    RunAbout,
+)
 from lightning_audit.run.earlier_fits import EarlierFits, Target
 from lightning_audit.run.fence import FenceLog
-from lightning_audit.run.report_files import Circumstances
 from lightning_audit.session.planner import Ranks
 from lightning_audit.session.step import AuditSession
+from lightning_audit.stats.canary_bets import ProvedPart
 
 # --- A training by plain values.
 
@@ -274,6 +284,142 @@ def rate_of_all(optimizers: Sequence[OptimizerFacts], loaders: int) -> float | N
     return min(rates) if loaders == 1 else max(rates)
 
 
+# --- The circumstances of a training: where and how it ran, its epochs' ends, and how it ended.
+
+
+class TimeShare:
+    """Time that something takes, which decides how soon it may run again.
+
+    Args:
+        seconds: that it is taken to need at first.
+    """
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds, self._ended = seconds, time.perf_counter()
+
+    def allow(self, share: float) -> bool:
+        """Return whether it takes at most this share of the time since it last ran."""
+        return self._seconds <= share * (time.perf_counter() - self._ended)
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """Measure the time of a run of it."""
+        begun = time.perf_counter()
+        yield
+        self._ended = time.perf_counter()
+        self._seconds = self._ended - begun
+
+
+#: Most rows of the course.
+MOST_ROWS = 200
+#: Largest part of the time since the last bound on mu that the next one may take.
+_SHARE = 0.01
+
+
+@dataclass
+class Circumstances:
+    """The circumstances of a training.
+
+    Args:
+        about: what is known when it begins.
+        planned_steps: of the whole training; None if unknown.
+        ended_by: why it ended, see `Ended`; empty while it runs.
+        rows: of the course.
+        examinations: of steps by replay.
+    """
+
+    about: RunAbout | None = None
+    planned_steps: int | None = None
+    ended_by: str = ""
+    rows: list[CourseRow] = field(default_factory=list)
+    examinations: list[ExaminationTold] = field(default_factory=list)
+    #: Number of epochs from one row to the next.
+    _every: int = 1
+    _began: float = field(default_factory=time.perf_counter)
+    #: Time of the latest bound on mu.
+    _bounds: TimeShare = field(default_factory=TimeShare)
+
+    @property
+    def now(self) -> RunAbout | None:
+        """The circumstances, with the seconds so far."""
+        seconds = time.perf_counter() - self._began
+        return None if self.about is None else replace(self.about, seconds=seconds)
+
+    def ended(self, steps: int, break_off: str) -> Ended | None:
+        """Return how the training ended; None while it runs.
+
+        Args:
+            steps: that were taken.
+            break_off: why it broke off, or empty.
+        """
+        reason = "broke off" if break_off else self.ended_by
+        return Ended(steps, reason) if reason else None
+
+    def end_epoch(
+        self,
+        epoch: int,
+        sessions: Sequence[AuditSession],
+        config: AuditConfig,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Add a row for the end of an epoch; a resumed epoch replaces its row.
+
+        Args:
+            epoch: its number, from 0.
+            sessions: of the private optimizers.
+            config: of the audit.
+            metrics: of this epoch's end; None to compute the bound on mu here, if that is cheap.
+        """
+        if epoch % self._every or not sessions:
+            return
+        monitors = [session.monitor for session in sessions]
+        row = CourseRow(
+            step=sum(monitor.steps for monitor in monitors),
+            epoch=epoch,
+            mu_lower=self._mu(sessions, config) if metrics is None else metrics.get("mu_lower"),
+            log_e=max(monitor.log_e_value for monitor in monitors),
+            observations=sum(monitor.sensitivity.observations for monitor in monitors),
+        )
+        self.rows = [*(old for old in self.rows if old.epoch < epoch), row]
+        if len(self.rows) > MOST_ROWS:
+            self._every *= 2
+            self.rows = [old for old in self.rows if old.epoch % self._every == 0]
+
+    def _mu(self, sessions: Sequence[AuditSession], config: AuditConfig) -> float | None:
+        """Return the largest bound on mu if that is cheap, else None."""
+        if config.mechanism_alone or not self._bounds.allow(_SHARE):
+            return None
+        level = config.bound_significance / len(sessions)
+        monitors = [session.monitor for session in sessions if session.monitor.canary_steps]
+        with self._bounds.measured():
+            mus = [proved_mu(monitor.leakage.front(level), monitor.claims) for monitor in monitors]
+        return max(mus, default=None)
+
+    def state(self) -> dict[str, Any]:
+        """Return the rows for a checkpoint; examined steps depend on the data."""
+        return {"every": self._every, "rows": [asdict(row) for row in self.rows]}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load a checkpoint's rows; checkpoints of earlier versions have none."""
+        self._every = int(state.get("every", 1))
+        self.rows = [CourseRow(**row) for row in state.get("rows", ())]
+
+
+def proved_mu(front: Sequence[ProvedPart], claims: StepHistory) -> float:
+    """Return the lower bound on the leakiest step's mu.
+
+    Args:
+        front: what is proved for the steps up to each look.
+        claims: of the steps.
+    """
+    # Each ratio with the noise multiplier at the step up to which it was proved.
+    at_looks = ((part.ratio, claims.noise_at(part.steps)) for part in front)
+    return max((ratio / sigma for ratio, sigma in at_looks if sigma > 0), default=0.0)
+
+
+# --- The course of a run.
+
+
 class RankComparison(Kept):
     """Comparison of the processes of a run: same gradients, different noise."""
 
@@ -295,15 +441,15 @@ class RankComparison(Kept):
         if session is None or not ranks.talk:
             return
         draws = session.draws.numbers
-        own = [session.recorder.steps, session.checksum, session.planner.copied, *draws]
-        own.append(draws_from)
-        told = ranks.gathered([*own, *session.lost.numbers()])
-        session.lost.hear([row[len(own) :] for row in told])
-        same = all(row[:2] == told[0][:2] for row in told)
+        copied = session.planner.copied
+        own = [session.recorder.steps, session.checksum, copied, *draws, draws_from]
+        rows = ranks.gathered([*own, *session.lost.numbers()])
+        session.lost.hear([row[len(own) :] for row in rows])
+        same = all(row[:2] == rows[0][:2] for row in rows)
         self.synchronised = same and self.synchronised is not False
-        session.planner.hear(anyone_copies=any(row[2] for row in told))
-        self.noise_equal |= equal_draws([row[3 : len(own) - 1] for row in told])
-        self.drawn_alike = draws_from > 0 and all(row[len(own) - 1] == draws_from for row in told)
+        session.planner.hear(anyone_copies=any(row[2] for row in rows))
+        self.noise_equal |= equal_draws([row[3 : len(own) - 1] for row in rows])
+        self.drawn_alike = draws_from > 0 and all(row[len(own) - 1] == draws_from for row in rows)
 
 
 @dataclass
@@ -327,6 +473,9 @@ class RunCourse:
     fits: EarlierFits = field(default_factory=EarlierFits)
     target: Target = field(default_factory=Target)
     fence: FenceLog = field(default_factory=FenceLog)
+
+    #: Parts that a checkpoint holds.
+    _PARTS: ClassVar = ("comparison", "fence", "about", "fits")
 
     @classmethod
     def of(cls, info: TrainingInfo, *, shuffled: bool) -> RunCourse:
@@ -357,12 +506,9 @@ class RunCourse:
                 larger one would reveal the number of records.
         """
         return {
+            **{name: getattr(self, name).state() for name in self._PARTS},
             "notes": list(self.notes.sentences),
-            "comparison": self.comparison.state(),
-            "fence": self.fence.state(),
             "epochs": [dict(row) for row in self.epochs],
-            "about": self.about.state(),
-            "fits": self.fits.state(),
             "resumed": self.resumed,
             "trained_batches": min(self.trained_batches, max(steps, default=0)),
             "passes": self.passes.state(steps) if self.passes else {"passes": 0, "steps": [*steps]},
@@ -370,12 +516,10 @@ class RunCourse:
 
     def load(self, state: dict[str, Any]) -> None:
         """Load a checkpoint's state."""
+        for name in self._PARTS:
+            getattr(self, name).load(state.get(name, {}))
         self.notes.load(state["notes"])
-        self.comparison.load(state["comparison"])
-        self.fence.load(state["fence"])
         self.epochs = [dict(row) for row in state["epochs"]]
-        self.about.load(state.get("about", {}))
-        self.fits.load(state["fits"])
         self.resumed, self.trained_batches = state["resumed"], state["trained_batches"]
         if self.passes is not None:
             self.passes.load(state["passes"])
@@ -508,6 +652,11 @@ class RunLints(Kept):
         return None if self.loader is None else self.loader.sample_rate
 
     @property
+    def records(self) -> int | None:
+        """Number of records of the loader; None if it is unknown."""
+        return None if self.loader is None else self.loader.records
+
+    @property
     def needs_sizes(self) -> bool:
         """Whether batch sizes are the only evidence of how the loader samples."""
         return (self.loader is None or self.loader.kind == "unknown") and self.batches is None
@@ -551,17 +700,29 @@ class RunLints(Kept):
             carried = [carries_over(optimizer, self._ahead) for optimizer in optimizers]
             self.carried_over += any(carried)
 
-    def end_batch(self, batch: Any, sessions: Sequence[AuditSession], *, stepped: bool) -> bool:
+    def end_batch(
+        self,
+        batch: Any,
+        sessions: Sequence[AuditSession],
+        noise: list[Any],
+        *,
+        stepped: bool,
+    ) -> bool:
         """Check whether a batch made a step, and whether the noise changed.
 
         If logical batches are split, batches without a step are not counted.
+
+        Args:
+            batch: as it was trained.
+            sessions: of the private optimizers.
+            noise: their noise multipliers.
+            stepped: whether the batch made a step.
 
         Returns:
             Whether batches were left out irregularly for the first time, or the noise changed.
         """
         if not sessions:
             return False
-        noise = [getattr(session.step.optimizer, "noise_multiplier", None) for session in sessions]
         news, self._noise = self._noise not in ([], noise), noise
         if not self._split and all(session.planner.changed_at is None for session in sessions):
             before = self.irregular

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,10 +76,12 @@ def measured_epsilon(
         return None
     faults = (report.verdict.root, *report.verdict.further)
     seen = {check.name: check.evidence for check in report.checks if check.status == "violated"}
-    every = ([_of_noise(fault, seen) for fault in faults], [_of_record(f, seen) for f in faults])
-    noise, record = (
-        max(filter(None, each), key=lambda one: one.lower, default=None) for each in every
-    )
+
+    def largest(leakage: Callable[..., _Leakage | None]) -> _Leakage | None:
+        each = (leakage(fault, seen) for fault in faults)
+        return max(filter(None, each), key=lambda one: one.lower, default=None)
+
+    noise, record = largest(_noise_leakage), largest(_record_leakage)
     found = [one for one in (noise, record) if one is not None]
     if not found:
         return None
@@ -114,7 +116,7 @@ def measured_epsilon(
     )
 
 
-def _of_noise(fault: LikelyFault, checks: Mapping[str, Mapping[str, Any]]) -> _Leakage | None:
+def _noise_leakage(fault: LikelyFault, checks: Mapping[str, Mapping[str, Any]]) -> _Leakage | None:
     """Return the leakage of noise that is too small by a known ratio; None if it is not."""
     whole = checks.get(NOISE_WHOLE.name, {})
     behind = whole if fault.finding == REPLAY_NOISE.name else checks.get(fault.finding, {})
@@ -128,9 +130,8 @@ def _of_noise(fault: LikelyFault, checks: Mapping[str, Mapping[str, Any]]) -> _L
     if isinstance(limits, Mapping):
         limits = max(limits.values(), default=None)
     low, high = interval or (None, limits)
-    if fault.name in _MISSING and not whole.get(
-        "least_noise"
-    ):  # all entries limit it more than a few probes
+    if fault.name in _MISSING and not whole.get("least_noise"):
+        # All entries limit it more than a few probes.
         high = (whole.get("noise_ratio") or (None, high))[1]
     if not isinstance(high, int | float) or (high >= 1.0 and not least_noise):
         return None
@@ -155,7 +156,7 @@ def _over(ratio: float) -> float:
     return 1.0 / ratio if ratio > 0.0 else math.inf
 
 
-def _of_record(fault: LikelyFault, checks: Mapping[str, Mapping[str, Any]]) -> _Leakage | None:
+def _record_leakage(fault: LikelyFault, checks: Mapping[str, Mapping[str, Any]]) -> _Leakage | None:
     """Return the leakage of a record that adds more than clipping allows; None if it is not."""
     names = {fault.finding, *fault.consequences}
     if fault.name == _AT_TIMES or fault.finding not in (SENSITIVITY.name, *_OF_ONE_RECORD):
@@ -190,12 +191,11 @@ def _planned_phases(report: AuditReport) -> tuple[list[Phase], bool]:
 
 def _divided(phases: Sequence[Phase], since: int) -> tuple[list[Phase], list[Phase]]:
     """Return the phases of the first ``since`` steps, and those of the others."""
-    before, after = [], []
+    before, after = list[Phase](), list[Phase]()
     for phase in phases:
         first = min(max(since, 0), phase.steps)
         since -= phase.steps
-        before += [dataclasses.replace(phase, steps=first)] if first else []
-        after += (
-            [dataclasses.replace(phase, steps=phase.steps - first)] if first < phase.steps else []
-        )
+        for part, steps in ((before, first), (after, phase.steps - first)):
+            if steps:
+                part.append(dataclasses.replace(phase, steps=steps))
     return before, after

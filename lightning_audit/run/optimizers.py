@@ -181,21 +181,6 @@ def to_arrays(value: Any) -> Any:
     return value
 
 
-def accountant_history(link: AccountantLink | None) -> list[list[float]]:
-    """Return the accountant's phases of (noise_multiplier, sample_rate, steps)."""
-    return [list(phase) for phase in link.accountant.history] if link else []
-
-
-def restore_accountant(link: AccountantLink | None, history: list[list[float]]) -> None:
-    """Give a new accountant the history of the run that is resumed.
-
-    Lightning's checkpoints do not hold the history. An accountant that has one was restored by the
-    user, and does not change.
-    """
-    if link is not None and history and not link.accountant.history:
-        link.accountant.history = [(sigma, rate, int(n)) for sigma, rate, n in history]
-
-
 # --- Refuse optimizers that cannot be audited, before the first step, and say what to change.
 
 
@@ -498,23 +483,26 @@ class OptimizerAudit:
         self.session = session
         self.facts = facts
         self._front: HandWrittenFront | None = None
-        self._keep_hook()
+        self._hook = getattr(self.optimizer, "step_hook", None)
 
-    def _keep_hook(self) -> None:
-        """Remember the current optimizer and its step hook."""
-        self.optimizer = self.session.step.optimizer
-        self.hook = getattr(self.optimizer, "step_hook", None)
+    @property
+    def optimizer(self) -> Any:
+        """The current optimizer."""
+        return self.session.step.optimizer
 
     def follow(self, step: DPSGDStep) -> bool:
         """Continue with a step over the same parameters; see `AuditSession.follow`."""
-        followed = self.session.follow(step)
-        self._keep_hook()
-        return followed
+        same = self.session.follow(step)
+        self._hook = getattr(self.optimizer, "step_hook", None)
+        return same
 
     def follow_hook(self) -> None:
-        """Read the accountant of a step hook that was attached since."""
-        self._keep_hook()
-        self.facts.accountant, self.facts.hook = _told_by(self.optimizer)
+        """Read the accountant of a step hook that was attached since, if one was."""
+        hook = getattr(self.optimizer, "step_hook", None)
+        if hook is self._hook:
+            return
+        self._hook = hook
+        self.facts.accountant, self.facts.hook = _accountant_of(self.optimizer)
 
     def open_to(self, root: torch.nn.Module, begins: Callable[[], None]) -> None:
         """Register the module of a hand-written training, whose code can then get canaries."""
@@ -523,15 +511,22 @@ class OptimizerAudit:
 
     def state(self) -> dict[str, Any]:
         """Return the checkpoint state of this optimizer's audit."""
+        link = self.facts.accountant
         return {
             "session": to_tensors(self.session.state()),
-            "accountant": accountant_history(self.facts.accountant),
+            "accountant": [list(phase) for phase in link.accountant.history] if link else [],
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Load a checkpoint's state; see `AuditSession.load`."""
+        """Load a checkpoint's state; see `AuditSession.load`.
+
+        Lightning's checkpoints do not hold the history of the accountant. One that has a history
+        was restored by the user, and does not change.
+        """
         self.session.load(to_arrays(state["session"]))
-        restore_accountant(self.facts.accountant, state["accountant"])
+        link, history = self.facts.accountant, state["accountant"]
+        if link is not None and history and not link.accountant.history:
+            link.accountant.history = [(sigma, rate, int(n)) for sigma, rate, n in history]
 
     def detach(self) -> None:
         """Remove all hooks."""
@@ -540,7 +535,7 @@ class OptimizerAudit:
             self._front.remove()
 
 
-def _told_by(optimizer: DPOptimizer) -> tuple[AccountantLink | None, str]:
+def _accountant_of(optimizer: DPOptimizer) -> tuple[AccountantLink | None, str]:
     """Return the accountant that the step hook calls, and whether the hook can be read."""
     link = accountant_link(optimizer)
     return link, "read" if link else "unread" if hook_is_unread(optimizer) else "none"
@@ -552,7 +547,7 @@ def facts_of(optimizer: DPOptimizer) -> OptimizerFacts:
     if optimizer.loss_reduction == "mean":
         # Each of several processes divides by its own batch size; then their mean is taken.
         expected = optimizer.expected_batch_size * getattr(optimizer, "world_size", 1)
-    accountant, hook = _told_by(optimizer)
+    accountant, hook = _accountant_of(optimizer)
     return OptimizerFacts(
         accountant=accountant,
         hook=hook,
@@ -595,44 +590,6 @@ def label_of(step: DPSGDStep, number: int) -> str:
     return f"optimizer {number} (`{step.layout[0].name}`{more})"
 
 
-def new_session(
-    step: DPSGDStep,
-    place: tuple[int, int],
-    config: AuditConfig,
-    info: TrainingInfo,
-    sample_rate: Callable[[int], float | None],
-    open_store: Callable[[RecordHeader], ObservationStore | None] | None,
-    ranks: Ranks,
-    *,
-    track_batch_sizes: bool = False,
-) -> AuditSession:
-    """Begin the audit of one private optimizer.
-
-    Args:
-        step: the adapter.
-        place: its number among the private optimizers, from 1, and how many there are; each tests
-            at an equal share of the significance.
-        config: of the run.
-        info: of the training that begins.
-        sample_rate: see `AuditSession`.
-        open_store: see `begin_session`.
-        ranks: the processes that train together.
-        track_batch_sizes: see `StepPlanner`.
-    """
-    number, count = place
-    return begin_session(
-        step,
-        replace(config, significance=config.significance / count),
-        _coins(config.coin_seed, number),
-        sample_rate,
-        open_store,
-        ranks,
-        signal=_SIGNALS.get(info.precision.split("-")[0], 1.0),
-        track_batch_sizes=track_batch_sizes,
-        planned_steps=info.planned_steps,
-    )
-
-
 def draw_seed() -> int:
     """Return a seed from the operating system."""
     return int(np.random.SeedSequence().entropy)  # type: ignore[arg-type]  # an int if drawn
@@ -660,6 +617,8 @@ _ANOTHER_ENGINE = (
     "steps: state its mechanism, claim=PrivacyClaim(noise_multiplier=..., max_grad_norm=..., "
     "expected_batch_size=..., sample_rate=...), canaries=[Mislabeled(amplitude=100.0)]"
 )
+#: Facts of an optimizer that another one in its place brings along.
+_FOLLOWED = ("accountant", "hook", "expected_batch_size", "loss_reduction", "allow", "poisson")
 _ADAPTIVE_UNACCOUNTED = (
     "the epsilon of adaptive clipping cannot be computed without an accountant: the count "
     "that the clipping norm adapts to is released too. Use PrivacyEngine.make_private."
@@ -726,6 +685,11 @@ class AuditedOptimizers:
         return [audit.facts for audit in self.audits]
 
     @property
+    def noise_multipliers(self) -> list[Any]:
+        """The noise multiplier that each private optimizer states now; None if it states none."""
+        return [getattr(one.step.optimizer, "noise_multiplier", None) for one in self.sessions]
+
+    @property
     def steps(self) -> int:
         """Steps of the private optimizers so far."""
         return sum(session.recorder.steps for session in self.sessions)
@@ -768,8 +732,7 @@ class AuditedOptimizers:
         """
         if [*map(id, optimizers)] == [*map(id, self.attached)]:
             for audit in self.audits:
-                if getattr(audit.optimizer, "step_hook", None) is not audit.hook:
-                    audit.follow_hook()
+                audit.follow_hook()
             return
         self._lints.exchanged += bool(self.attached)
         self.attached[:] = optimizers
@@ -793,13 +756,11 @@ class AuditedOptimizers:
             steps = [opacus_step(optimizer, names, module.modules()) for optimizer in private]
         except UnsupportedOptimizer as error:
             raise UnauditableTraining(str(error)) from error
-        found = [facts_of(optimizer) for optimizer in private]
-        for facts, optimizer in zip(found, private, strict=True):
+        found, claim = [facts_of(optimizer) for optimizer in private], self.config.claim
+        for facts, optimizer, step in zip(found, private, steps, strict=True):
             own = (one for one in scoped if private_optimizer(one.optimizer) is optimizer)
             facts.allow = frozenset(name for one in own for name in one.findings)
             facts.poisson = draws_poisson(module)
-        claim = self.config.claim
-        for facts, step in zip(found, steps, strict=True):
             facts.stated_twice = _stated_twice(claim, step, facts)
         rate_known = claim is not None and claim.sample_rate is not None
         if not rate_known and any(facts.accountant is None for facts in found):
@@ -873,10 +834,8 @@ class AuditedOptimizers:
         """Return the audit that continues with a step over the same parameters."""
         for audit in self.audits:
             if type(step) is type(audit.session.step) and audit.follow(step):
-                audit.facts.accountant, audit.facts.hook = facts.accountant, facts.hook
-                audit.facts.expected_batch_size = facts.expected_batch_size
-                audit.facts.loss_reduction = facts.loss_reduction
-                audit.facts.allow, audit.facts.poisson = facts.allow, facts.poisson
+                for name in _FOLLOWED:
+                    setattr(audit.facts, name, getattr(facts, name))
                 return audit
         raise UnauditableTraining(
             "the audit cannot follow an optimizer over other parameters or of another kind "
@@ -898,17 +857,7 @@ class AuditedOptimizers:
         for number, (step, facts) in enumerate(zip(steps, found, strict=True), 1):
             facts.label = label_of(step, number) if len(steps) > 1 else ""
             entries = states[number - 1]["session"]["entries"] if states else None
-            files = self._files
-            session = new_session(
-                step,
-                (number, len(steps)),
-                self.config,
-                self.info,
-                partial(facts.current_rate, self.config.claim),
-                partial(self._open_store, files, number, entries) if files is not None else None,
-                self._ranks,
-                track_batch_sizes=self._lints.needs_sizes,
-            )
+            session = self.new_session(step, facts, number, len(steps), entries)
             self.sessions.append(session)
             self.audits.append(OptimizerAudit(session, facts))
         if not kept:
@@ -919,6 +868,36 @@ class AuditedOptimizers:
         except UnauditableTraining:
             self.close_records()
             raise
+
+    def new_session(
+        self,
+        step: DPSGDStep,
+        facts: OptimizerFacts,
+        number: int,
+        count: int,
+        entries: int | None = None,
+    ) -> AuditSession:
+        """Begin the audit of one private optimizer.
+
+        Args:
+            step: its adapter.
+            facts: of the optimizer.
+            number: of it among the private optimizers, from 1.
+            count: of these; each tests at an equal share of the significance.
+            entries: of its record in the checkpoint; None for a new record.
+        """
+        config, files = self.config, self._files
+        return begin_session(
+            step,
+            replace(config, significance=config.significance / count),
+            _coins(config.coin_seed, number),
+            partial(facts.current_rate, config.claim),
+            None if files is None else partial(self._open_store, files, number, entries),
+            self._ranks,
+            signal=_SIGNALS.get(self.info.precision.split("-")[0], 1.0),
+            track_batch_sizes=self._lints.needs_sizes,
+            planned_steps=self.info.planned_steps,
+        )
 
     def _load(self, kept: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
         """Load the optimizers' state from a checkpoint; the current configuration applies."""
@@ -942,18 +921,17 @@ class AuditedOptimizers:
         self, files: ReportFiles, number: int, entries: int | None, header: RecordHeader
     ) -> ObservationStore | None:
         def opened(path: Path) -> ObservationStore:
-            directory, name = path.parent, self._name
+            directory, name, store = path.parent, self._name, None
             if entries is not None:
                 store = ObservationStore.resume(directory, header, name, entries, number)
-                if store is not None:
-                    self.stores.append(store)
-                    return store
+            if store is None and entries is not None:
                 self.notes.add(
                     f"the record of the first {entries} steps is not in {directory}; the checks "
                     "continue from the checkpoint's sums, and the record starts here"
                 )
-            self.stores.append(ObservationStore(directory, header, name, number))
-            return self.stores[-1]
+            store = store or ObservationStore(directory, header, name, number)
+            self.stores.append(store)
+            return store
 
         return files.write(record_name(number), opened, beside=number > 1)
 
@@ -982,7 +960,7 @@ class AuditedOptimizers:
     def audit_of(self, optimizer: Any) -> OptimizerAudit | None:
         """Return the audit of an optimizer or of its wrapper; None if there is none."""
         private = private_optimizer(optimizer)
-        return next((a for a in self.audits if a.session.step.optimizer is private), None)
+        return next((audit for audit in self.audits if audit.optimizer is private), None)
 
     def unaudited(self, module: torch.nn.Module) -> tuple[str, ...]:
         """Return the parameters that changed although no private optimizer trains them."""

@@ -31,7 +31,6 @@ from lightning_audit.run.evaluation import counts
 from lightning_audit.run.facts import FrontEnd
 from lightning_audit.run.preview import preview_of
 from lightning_audit.run.report_files import ReportFiles
-from lightning_audit.session.step import AuditSession
 from lightning_audit.verdict.judge import failed_report
 
 # --- Send the report to the user's loggers, and its figure to those that take figures.
@@ -60,18 +59,6 @@ def send_report_figure(
     drawn = figure(report)
     files.write(FIGURE_NAME, partial(save_drawn, drawn), beside=True)
     send_figure(takers, drawn, name, step)
-
-
-def send_report_files(files: ReportFiles, name: str, loggers: Sequence[Any]) -> None:
-    """Send a training's report, and its figure if it was drawn, to loggers that store files.
-
-    Args:
-        files: of the training.
-        name: of the artifact at the loggers.
-        loggers: of the training.
-    """
-    written = [files.shown(kind) for kind in (REPORT_NAME, FIGURE_NAME, PAGE_NAME)]
-    send_files(loggers, [path for path in written if path and path.exists()], name)
 
 
 # --- Log the first violation, and stop the training if configured.
@@ -181,20 +168,14 @@ class Stopping:
         """Stop the training if its next step would exceed the claim; once for each batch."""
         if not self.counts or not self._run.sessions:  # hand-written DP-SGD has none before a batch
             return
-        self._count_steps(self._run)
-
-    def _count_steps(self, run: AuditRun) -> None:
-        if self._budget is None:
-            self._budget = ClaimBudget(run, self._front, ends=self._ends)
-        budget = self._budget
-        if not budget.counts:
-            pass
-        elif budget.hopeless:
-            if run.optimizers.steps:
-                budget.counts = False
-                self.respond(run.look(composed=True))
-        elif budget.is_used_up():
-            self._stop("budget")
+        run = self._run
+        self._budget = budget = self._budget or ClaimBudget(run, self._front, ends=self._ends)
+        if budget.counts and not budget.hopeless:
+            if budget.is_used_up():
+                self._stop("budget")
+        elif budget.counts and run.optimizers.steps:
+            budget.counts = False
+            self.respond(run.look(composed=True))
         self.counts = budget.counts
 
     def respond(self, report: AuditReport | None) -> None:
@@ -302,7 +283,9 @@ def send(run: AuditRun, loggers: Sequence[Any], step: int, name: str) -> None:
         drawn = partial(send_report_figure, report, files, name, loggers, step)
         view(run, "drawing the report's figure", drawn)
         files.write_page(run.report or report)
-        sent = partial(send_report_files, files, name, loggers)
+        shown = [files.shown(kind) for kind in (REPORT_NAME, FIGURE_NAME, PAGE_NAME)]
+        written = [path for path in shown if path and path.exists()]
+        sent = partial(send_files, loggers, written, name)
         view(run, "sending the report to the loggers", sent)
 
 
@@ -320,49 +303,42 @@ def tell(run: AuditRun, on_violation: str, *, verbose: bool = False) -> None:
     if report is None:
         return
     run.ranks.meet()  # detects an audit that failed after the report was written
-    printed = partial(show, report, run.files, run.sessions, verbose=verbose)
-    run.ranks.from_first(lambda: view(run, "printing the report", printed))
+    run.ranks.from_first(lambda: show(run, verbose=verbose))
     if not run.trial:
         raise_for(report, on_violation, run.config)
 
 
-def show(
-    report: AuditReport,
-    files: ReportFiles | None,
-    sessions: Sequence[AuditSession] = (),
-    *,
-    verbose: bool = False,
-) -> None:
-    """Print a report and its path.
+def show(run: AuditRun, *, verbose: bool = False) -> None:
+    """Print the report and its path; a fast_dev_run writes none and previews a whole training.
 
     Args:
-        report: of the training that has ended.
-        files: of the training; None in a fast_dev_run, which writes none and prints a preview of
-            the audit of a whole training.
-        sessions: of the private optimizers.
+        run: of the report.
         verbose: whether to print every check instead of the summary.
     """
-    printed = print_report if verbose else print_summary
-    printed(report, files.shown(REPORT_NAME) if files else None)
-    if files is None:
-        print(preview_of(report, sessions, None))
-        print("Report: not written, this is a fast_dev_run")
+
+    def printed() -> None:
+        report, files = run.report, run.files
+        assert report is not None
+        path = files.shown(REPORT_NAME) if files else None
+        (print_report if verbose else print_summary)(report, path)
+        if files is None:
+            print(preview_of(report, run.sessions, None))
+            print("Report: not written, this is a fast_dev_run")
+
+    view(run, "printing the report", printed)
 
 
-def warn_of_end(
-    report: AuditReport | None, files: ReportFiles | None, *, known: bool = False
-) -> None:
+def warn_of_end(run: AuditRun | None, *, known: bool = False) -> None:
     """Log the verdict on a training that broke off, and the report's path, as a warning.
 
     Args:
-        report: of the training; None if there is none.
-        files: of the training; None if it writes none.
+        run: of the training; None if the audit failed before there was one.
         known: whether a violation was logged before, which is not logged again.
     """
-    if report is None or files is None:
+    if run is None or run.report is None or run.files is None:
         return
-    path = files.shown(REPORT_NAME) or "not written"
-    verdict = "the training broke off" if known else status_line(report)
+    path = run.files.shown(REPORT_NAME) or "not written"
+    verdict = "the training broke off" if known else status_line(run.report)
     _log.warning("privacy audit: %s; report: %s", verdict, path)
 
 

@@ -179,13 +179,13 @@ def test_of_short_epochs_the_last_is_looked_at_and_of_long_ones_each(audited, mo
         return [row["epoch"] for row in report.epochs]
 
     assert epochs(max_epochs=4) == [0, 1, 2, 3]
-    monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
+    monkeypatch.setattr("lightning_audit.run.audit_run.EPOCH_SHARE", 0.0)
     assert epochs(max_epochs=4) == [3]
     assert epochs(max_epochs=9, max_steps=20) == [2]
 
 
 def test_checkpoints_can_be_chosen_by_an_audit_metric_of_each_epoch(tmp_path, audited, monkeypatch):
-    monkeypatch.setattr("lightning_audit.run.evaluation.EPOCH_SHARE", 0.0)
+    monkeypatch.setattr("lightning_audit.run.audit_run.EPOCH_SHARE", 0.0)
     by = {"monitor": "audit/epsilon_spent", "mode": "min", "filename": "{epoch}"}
     best = ModelCheckpoint(tmp_path / "checkpoints", **by)
     report = audited(PrivateModule(), best, enable_checkpointing=True, max_epochs=3, **SHORT)

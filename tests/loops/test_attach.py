@@ -14,7 +14,6 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from stages import staged
 
 from lightning_audit import Allow, AuditReport, ClaimUsedUp, PrivacyViolation, attach
-from lightning_audit.run import evaluation
 from lightning_audit.testing.faulty import ClipAfterAverage, HalfNoise
 
 Form = Callable[[Made], None]
@@ -378,7 +377,7 @@ def test_a_logger_of_lightning_gets_metrics_and_the_figure(tmp_path):
 
 def test_each_epoch_sends_a_row_and_a_logger_that_fails_is_a_note(tmp_path, monkeypatch):
     # As if each computation took long: none is due before the end.
-    monkeypatch.setattr(evaluation, "EPOCH_SHARE", 0.0)
+    monkeypatch.setattr("lightning_audit.run.audit_run.EPOCH_SHARE", 0.0)
 
     def fails(metrics: dict[str, float]) -> None:
         raise ConnectionError("no network")

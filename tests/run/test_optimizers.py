@@ -42,12 +42,12 @@ from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.record.store import INJECTED, read_observations
 from lightning_audit.results.audit_report import SCHEMA_VERSION, UnauditableTraining
-from lightning_audit.run.facts import TrainingInfo
+from lightning_audit.run.facts import Notes, OptimizerFacts, RunLints, TrainingInfo
 from lightning_audit.run.optimizers import (
+    AuditedOptimizers,
     HandWrittenFront,
     facts_of,
     hand_written_step,
-    new_session,
     private_optimizers,
     refuse_several,
 )
@@ -403,7 +403,10 @@ def session_of(
 ) -> AuditSession:
     config = PrivacyAudit(seed=1, **arguments).config
     info = TrainingInfo(None, precision=precision, planned_steps=40)
-    return new_session(step, place, config, info, lambda _: None, None, Ranks())
+    notes, ranks = Notes(), Ranks()
+    lints = RunLints(notes, config.significance, ranks)
+    optimizers = AuditedOptimizers(config, None, info, ranks, notes, lints)
+    return optimizers.new_session(step, OptimizerFacts(), *place)
 
 
 def test_low_precision_allows_a_canary_its_rounding():

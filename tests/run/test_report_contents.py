@@ -19,7 +19,6 @@ from lightning_audit.checks.check import REGISTRY, Evidence, headlines
 from lightning_audit.cli.main import main
 from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.lints.own_code import MOST_LINES
-from lightning_audit.lints.settings import LoaderFacts
 from lightning_audit.results.audit_report import CheckResult, OperatingPoint
 from lightning_audit.results.report_details import CourseRow, Ended, TensorNoise
 from lightning_audit.run.details import (
@@ -32,7 +31,7 @@ from lightning_audit.run.details import (
     with_limits,
     with_threshold,
 )
-from lightning_audit.run.report_files import MOST_ROWS, Circumstances
+from lightning_audit.run.facts import MOST_ROWS, Circumstances
 
 # --- Growth of e-values: thinned, coarse where it is of the data, and only of what was observed.
 
@@ -137,7 +136,7 @@ def read(claim: PrivacyClaim | None = None, norms: tuple[float, ...] = (1.0,)) -
         config=config,
         audits=SimpleNamespace(facts=[own for _ in norms]),
         accountants=(),
-        lints=SimpleNamespace(loader=LoaderFacts("poisson", "a loader", 0.1, records=500)),
+        lints=SimpleNamespace(records=500),
     )
     run.sessions = [
         SimpleNamespace(

@@ -111,10 +111,10 @@ def _train(job: Job) -> None:
     from training_support import trainer_for
 
     from lightning_audit import PrivacyAudit
-    from lightning_audit.run import evaluation
+    from lightning_audit.run import audit_run
     from lightning_audit.testing.faulty import HalfNoise
 
-    evaluation.EPOCH_SHARE = math.inf  # epochs of tests are too short for bounds at each by time
+    audit_run.EPOCH_SHARE = math.inf  # epochs of tests are too short for bounds at each by time
 
     class Stay(pl.Callback):
         def on_train_start(self, *_: object) -> None:
