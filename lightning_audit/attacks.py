@@ -385,12 +385,9 @@ def normal_ratio(scores: ArrayLike, membership: ArrayLike, targets: ArrayLike) -
         `stats.membership` states it.
     """
     shadows = ShadowScores.of(scores, membership, least_in=2, least_out=2)
-    fits = [
-        f(side)
-        for side in ("out", "in")
-        for f in (shadows.mean, lambda s: shadows.spread(s, pooled=False))
-    ]
-    return -normal_ratio_p_value(shadows.targets(targets), *fits)
+    mean_out, std_out = shadows.mean("out"), shadows.spread("out", pooled=False)
+    mean_in, std_in = shadows.mean("in"), shadows.spread("in", pooled=False)
+    return -normal_ratio_p_value(shadows.targets(targets), mean_out, std_out, mean_in, std_in)
 
 
 # --- LiRA: the likelihood ratio of two normal distributions, fitted to each record's scores.

@@ -416,13 +416,11 @@ class LeakageBet:
         luck = np.mean(weights, axis=-1) - self._fair
         centres = self._centre.update(readings - coins, noise_multiplier)
         x = (readings - centres - 0.5) / noise_multiplier
-        gains = np.stack(
-            [
-                np.mean(weights * score.score(x, coins), axis=-1) - score.mean * luck
-                for score in _scores(now.mu)
-            ],
-            axis=-1,
-        )
+
+        def gain(score: HockeySticks) -> Floats:
+            return np.asarray(np.mean(weights * score.score(x, coins), axis=-1) - score.mean * luck)
+
+        gains = np.stack([gain(score) for score in _scores(now.mu)], axis=-1)
         stakes = np.array(now.stakes)
         growth = running(self.growth, np.log1p(stakes * gains[..., self._plan.places]))
         self.growth = growth[-1]
@@ -515,18 +513,15 @@ def _most_of(score: HockeySticks) -> Floats:
 @lru_cache(maxsize=256)
 def _moments(mu: float, fair: float) -> Floats:
     """Return the largest mean, its slope, variance and largest loss of both scores, ``[4, 2]``."""
-    at = np.asarray(mu)
+    at, scores = np.asarray(mu), _scores(mu)
     return np.array(
         [
-            (
-                fair * float(score.most(at)),
-                max(fair * float(score.slope(at)), 1e-300),
-                score.variance,
-                score.largest_loss + score.mean * (1.0 - fair),
-            )
-            for score in _scores(mu)
+            [fair * float(score.most(at)) for score in scores],
+            [max(fair * float(score.slope(at)), 1e-300) for score in scores],
+            [score.variance for score in scores],
+            [score.largest_loss + score.mean * (1.0 - fair) for score in scores],
         ]
-    ).T
+    )
 
 
 # --- Lower bound on what a canary adds: bets on its coin, for a grid of signals at once.
