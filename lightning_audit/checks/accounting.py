@@ -456,10 +456,6 @@ class StudentBound:
 # --- The ledger checks: compare the accountant's record and the use of batches with the steps.
 
 
-def _unread(found: CheckResult) -> str:
-    return found.message if found.evidence.get("hook") == "unread" else ""
-
-
 def _recorded_too_little(seen: Mapping[str, Any]) -> str:
     if missing := seen["missing"]:
         return f"the accountant recorded {seen['steps'] - missing} of {seen['steps']} steps"
@@ -480,7 +476,7 @@ LEDGER_ACCOUNTANT = BookkeepingCheck(
     "it states",
     always=True,
     wrong=lambda seen: seen["missing"] > 0 or seen["told_noise"] is not None,
-    blocks=_unread,
+    blocks=lambda found: found.message if found.evidence.get("hook") == "unread" else "",
     refutes=("claimed",),  # of the accountant; the steps are composed as they were taken
     message=_recorded_too_little,
     faults=(
@@ -540,10 +536,6 @@ UNKNOWN_SCHEDULE = (
 )
 
 
-def _unknown(found: CheckResult) -> str:
-    return found.message if found.status == "not_run" and found.evidence else ""
-
-
 LEDGER_SCHEDULE = BookkeepingCheck(
     "ledger.schedule",
     title="Schedule of steps and noise",
@@ -553,7 +545,7 @@ LEDGER_SCHEDULE = BookkeepingCheck(
     look_at="what decides whether a batch makes a step, and what sets `noise_multiplier`: steps, "
     "epochs, public data and released values may, a loss of training records may not",
     wrong=lambda _: False,
-    blocks=_unknown,
+    blocks=lambda found: found.message if found.status == "not_run" and found.evidence else "",
     fine="steps and their noise follow a schedule",
 )
 

@@ -120,10 +120,6 @@ class AuditMonitor:
                 one.update(read)
 
     @property
-    def _statistics(self) -> list[Statistic]:
-        return [*self._of_steps.values(), *self._of_canaries.values()]
-
-    @property
     def witness_noise(self) -> WitnessNoiseCheck:
         """The statistic of the noise at the probe coordinates."""
         return cast(WitnessNoiseCheck, self._of_steps[NOISE.name])
@@ -182,8 +178,9 @@ class AuditMonitor:
 
     def results(self) -> tuple[CheckResult, ...]:
         """Return the results of the checks that read the record alone."""
+        readers = (*self._of_steps.values(), *self._of_canaries.values())
         return (
-            *(result for check in self._statistics for result in check.results()),
+            *(result for one in readers for result in one.results()),
             gradient_replaced_result(self.replaced_steps, self.steps, self.first_replaced),
         )
 
