@@ -28,7 +28,6 @@ from lightning_audit.stats.counts import (
     mu_pooled_clopper_pearson,
 )
 from lightning_audit.stats.gaussian import mu_noncentral_t_from_scores
-from lightning_audit.stats.one_run import OneRunBound, OneRunScores
 from lightning_audit.stats.posteriors import Posterior
 from lightning_audit.stats.thresholds import (
     Label,
@@ -65,7 +64,8 @@ class BoundMethod:
         from_rates: Function of (upper type II rates, upper type I rates, delta) that returns lower
             bounds; None if upper limits of the rates are not enough.
         from_scores: Function of (scores in, scores out, delta, significance); None likewise.
-        from_guesses: Function of (scores of one run, delta, significance); None likewise.
+        from_guesses: Function of (`OneRunScores`, delta, significance) that returns a
+            `OneRunBound`; None likewise.
         interpretation: "confidence" (frequentist) or "credible" (Bayesian).
         monotone: Whether fewer errors of either kind never lower the bound.
         valid: Whether it has its significance under its assumptions.
@@ -78,7 +78,7 @@ class BoundMethod:
     from_counts: Callable[[ConfusionCounts, float, float], Any] | None = None
     from_rates: Callable[[Floats, Floats, float], Any] | None = None
     from_scores: Callable[[ArrayLike, ArrayLike, float, float], float] | None = None
-    from_guesses: Callable[[OneRunScores, float, float], OneRunBound] | None = None
+    from_guesses: Callable[[Any, float, float], Any] | None = None
     interpretation: Literal["confidence", "credible"] = "confidence"
     monotone: bool = True
     valid: bool = True
