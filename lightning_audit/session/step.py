@@ -275,12 +275,12 @@ class AuditSession:
         """
         optimizer, between = self.step.optimizer, self.between
         noise = partial(self._on, Event.NOISE)
+        # No code of the audit that can fail: a failure of any other finds where the canaries are.
+        behind = partial(setattr, self, "_behind", True)
         between.begin()
         self._hooks += [
-            # Inside of the others: a failure of theirs finds the canaries in the gradient.
-            MethodHook(
-                optimizer, "add_noise", between.noise_begins, self._noise_ends, self._pass_noise
-            ),
+            MethodHook(optimizer, "add_noise", after=behind, otherwise=behind),
+            MethodHook(optimizer, "add_noise", between.noise_begins, between.noise_ends),
             MethodHook(
                 optimizer, "clip_and_accumulate", between.clipping_begins, between.clipping_ends
             ),
@@ -410,13 +410,6 @@ class AuditSession:
             tensors: one tensor per parameter, of its shape; edited in place.
         """
         self._on(Event.NOISE, tensors)
-
-    def _pass_noise(self) -> None:
-        self._behind |= self._plan is not None
-
-    def _noise_ends(self) -> None:
-        self._pass_noise()
-        self.between.noise_ends()
 
     def _clip(self) -> None:
         """Insert the canaries just before clipping, if the step was not announced."""
