@@ -408,9 +408,8 @@ def refuse_mechanism(
         "claim.sample_rate": {phase.sample_rate for phase in history},
     }
     for name, before, after in _changes(kept, now):
-        if not name.startswith("claim."):
-            continue
-        if steps and (after is None or seen.get(name) != {after}):
+        of_claim = steps > 0 and name.startswith("claim.")
+        if of_claim and (after is None or seen.get(name) != {after}):
             raise ValueError(
                 f"{name}={after!r} is not what its {steps} steps were read against: the "
                 f"checkpoint's is {before!r}, and their stored sums cannot be judged by another; "

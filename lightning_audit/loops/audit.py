@@ -693,7 +693,7 @@ class Audit:
     def couples(self, divisor: str) -> None:
         """Take that a divisor of the loss couples records; see `checks.replay.Coupling`."""
         if (run := self._run) is not None and self._looks:
-            run.facts.course.coupling.divisor, run.look_is_due = divisor, True
+            run.course.coupling.divisor, run.look_is_due = divisor, True
             self._stopping.look()
             self._raise_if_told()
 

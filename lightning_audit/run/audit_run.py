@@ -39,7 +39,6 @@ from lightning_audit.run.earlier_fits import EarlierFits
 from lightning_audit.run.epsilons import current_epsilons, run_history
 from lightning_audit.run.evaluation import (
     Findings,
-    Looks,
     build_report,
     epoch_metrics,
     run_checks,
@@ -180,12 +179,6 @@ class RunLedger:
         """Remove all hooks."""
         self._use.detach()
 
-    def _write_down(self) -> None:
-        book, use = self.book, self._use
-        book.recognised, book.stale = book.recognised + use.recognised, book.stale + use.stale
-        book.regiven += use.regiven
-        use.recognised = use.stale = use.regiven = 0
-
     def _begin(self) -> None:
         """Record the accountant's steps and the steps taken before the first batch."""
         self.book.begun = True
@@ -231,27 +224,28 @@ class RunLedger:
 
     # ------------------------------------------------------------------ evaluation
 
-    def settle(self) -> Ledger:
-        """Return the current ledger."""
+    def settle(self) -> None:
+        """Bring the ledger up to date."""
+        book, use, lints = self.book, self._use, self._lints
+        book.recognised, book.stale = book.recognised + use.recognised, book.stale + use.stale
+        book.regiven += use.regiven
+        use.recognised = use.stale = use.regiven = 0
+        self._look_at_steps()
         optimizers, claim = self._optimizers.facts, self._optimizers.config.claim
         stated = claim is not None and claim.sample_rate is not None
-        self._write_down()
-        self._look_at_steps()
-        lints = self._lints
         rates = (rate_of_all(optimizers, lints.loaders), lints.loader_rate)
         hooks = {optimizer.hook for optimizer in optimizers}
-        self.book.elsewhere = self._draws_elsewhere()
-        self.book.hook = "read" if hooks == {"read"} else "none"
+        book.elsewhere = self._draws_elsewhere()
+        book.hook = "read" if hooks == {"read"} else "none"
         if "unread" in hooks and not stated:
-            self.book.hook = "unread"
-        if self.book.draws is not None:
-            self.book.draws.rate = max((r for r in rates if r is not None), default=None)
+            book.hook = "unread"
+        if book.draws is not None:
+            book.draws.rate = max((r for r in rates if r is not None), default=None)
             if lints.loaders > 1:
-                self.book.draws.obstacle = "the training has several loaders"
+                book.draws.obstacle = "the training has several loaders"
             elif lints.loader is not None and lints.loader.kind != "poisson":
                 # Other samplers are judged by the checks of the sampling, which the user may allow.
-                self.book.draws.obstacle = "the sampler is not Poisson by its type"
-        return self.book
+                book.draws.obstacle = "the sampler is not Poisson by its type"
 
     def _draws_elsewhere(self) -> bool:
         """Return whether the loader's batches have another size than those of the claim.
@@ -260,12 +254,10 @@ class RunLedger:
         """
         claim = self._optimizers.config.claim
         size = None if self._lints.loader is None else self._lints.loader.batch_size
-        sizes = (one.expected_batch_size for one in self._optimizers.facts)
-        stated = [size for size in sizes if size]
-        if claim is not None and claim.expected_batch_size:
-            stated.append(claim.expected_batch_size)
-        expected = float(stated[0]) if stated else math.nan
-        if size is None or not stated or expected / _ALIKE <= size <= expected * _ALIKE:
+        sizes = [one.expected_batch_size for one in self._optimizers.facts]
+        sizes += [claim.expected_batch_size] if claim is not None else []
+        expected = next(filter(None, sizes), None)
+        if size is None or expected is None or expected / _ALIKE <= size <= expected * _ALIKE:
             return False
         return 2 * self.book.other_rows >= self.book.compared
 
@@ -329,9 +321,11 @@ def count_rows(batch: Any) -> int | None:
 EPOCH_SHARE = 0.02
 #: Seconds that the first one is taken to need.
 _USUAL = 0.15
+#: An uncertain finding is evaluated again once the number of steps grew by this factor.
+_AGAIN = 1.5
 
 
-class AuditRun:
+class AuditRun(RunFacts):
     """Audit of one training.
 
     Args:
@@ -349,27 +343,28 @@ class AuditRun:
         self.trial = info.trial
         self.files = ReportFiles(directory) if self.ranks.is_first and not self.trial else None
         self.report: AuditReport | None = None
-        self._course = RunCourse.of(info, shuffled=config.shuffled)
-        notes = self._course.notes
+        self.course = RunCourse.of(info, shuffled=config.shuffled)
+        notes = self.course.notes
         self.lints = RunLints(notes, config.significance, self.ranks)
         seed, drawn = self.ranks.shared((config.seed, draw_seed() if config.seed is None else None))
         config = replace(config, seed=seed, drawn_seed=drawn)
         self.optimizers = AuditedOptimizers(config, self.files, info, self.ranks, notes, self.lints)
-        self.sessions = self.optimizers.sessions  # empty before there is a private optimizer
         self._steps_before = self._found_at_end = 0
         self.look_is_due = False  # whether to evaluate the checks after the present batch
-        #: Looks at the checks between epochs, and the time of the bounds at an epoch's end.
-        self._looks, self._bounds = Looks(self.ranks), TimeShare(_USUAL)
+        # What the checks had flagged at the last look, and the step of the next one in any case.
+        self._flagged = self._next_look = 0
+        self._bounds = TimeShare(_USUAL)  # of the bounds at an epoch's end
         #: Metrics of the whole training, once it has ended.
         self.last_metrics: dict[str, float] = {}
-        self.ledger = RunLedger(self.optimizers, self._course, self.lints)
+        self.ledger = RunLedger(self.optimizers, self.course, self.lints)
+        self.book = self.ledger.book
         MethodHook(
-            PrivacyEngine, "make_private_with_epsilon", after=self._course.target.keep, shown=True
+            PrivacyEngine, "make_private_with_epsilon", after=self.course.target.keep, shown=True
         )
-        self.examinations = Examinations(config, self.optimizers, self.ranks, self._course)
+        self.examinations = Examinations(config, self.optimizers, self.ranks, self.course)
         #: Watches the weights outside of the steps; begun by the front end.
         live = partial(getattr, self.optimizers, "looks") if ranks.is_first else bool
-        self.fence = Fence(self._course.fence, live, self.sessions)
+        self.fence = Fence(self.course.fence, live, self.sessions)
 
     def take_directory(self, *, again: bool) -> None:
         """Lock the report directory for this training; all processes must call it.
@@ -388,11 +383,6 @@ class AuditRun:
         """The session of the first private optimizer."""
         return next(iter(self.sessions), None)
 
-    @property
-    def config(self) -> AuditConfig:
-        """The configuration; a resumed run keeps its first seed."""
-        return self.optimizers.config
-
     # ------------------------------------------------------------------ resuming
 
     def go_on_in_its_directory(self) -> None:
@@ -401,7 +391,7 @@ class AuditRun:
             if run := self.optimizers.kept.get("run"):
                 self.files.change_to(run)
             for note in self.files.notes:
-                self._course.notes.add(note)
+                self.course.notes.add(note)
 
     def keep(self, state: dict[str, Any], report: AuditReport | None = None) -> None:
         """Hold a checkpoint's state until the optimizers exist.
@@ -435,7 +425,7 @@ class AuditRun:
         if not self.sessions:
             self.follow_hand_written(module)
         self.optimizers.read_rates()
-        self._course.unaudited = self.optimizers.unaudited(module)
+        self.course.unaudited = self.optimizers.unaudited(module)
 
     def follow(self, optimizers: Sequence[Any], module: torch.nn.Module) -> None:
         """See `AuditedOptimizers.follow`."""
@@ -451,16 +441,16 @@ class AuditRun:
         """Load the rest of a checkpoint's state once the optimizers exist."""
         self.ledger.module = module
         kept = self.optimizers.kept
-        if self._course.resumed:
+        if self.course.resumed:
             self.optimizers.begin_amid()
         if not kept or not self.sessions:
             return
         try:
             with refusing_what_does_not_fit():
                 self.lints.load(kept["lints"])
-                self._course.load(kept["course"])
-                tested = [self.lints.batches, self.ledger.book, *self.optimizers.tests]
-                self._course.begin_segment(kept["segments"], self.optimizers.steps, tested)
+                self.course.load(kept["course"])
+                tested = [self.lints.batches, self.book, *self.optimizers.tests]
+                self.course.begin_segment(kept["segments"], self.optimizers.steps, tested)
         except UnauditableTraining:
             self.optimizers.close_records()
             raise
@@ -470,21 +460,20 @@ class AuditRun:
         """Return the audit's state for a checkpoint: tensors and plain values."""
         return self.optimizers.state(
             lints=self.lints.state(),
-            course=self._course.state(steps_of(self.sessions)),
-            segments=segment_state(self.facts),
+            course=self.course.state(steps_of(self.sessions)),
+            segments=segment_state(self._settle()),
         )
 
     @property
     def fits(self) -> EarlierFits:
         """Earlier fits on the same records."""
-        return self._course.fits
+        return self.course.fits
 
-    @property
-    def facts(self) -> RunFacts:
-        """The current facts, collected from each part of the run."""
+    def _settle(self) -> RunFacts:
+        """Bring ledger and schedule up to date, and return the run for its results."""
         self.examinations.look_at_processing()
-        ledger = self.ledger.settle()
-        return RunFacts(self.optimizers, self.lints, self._course, self.ranks, ledger)
+        self.ledger.settle()
+        return self
 
     # ------------------------------------------------------------------ the path of a batch
 
@@ -503,7 +492,7 @@ class AuditRun:
         self.optimizers.info = info
         self.lints.start(info.loaders)
         if info.taken_steps > 0 and not self.optimizers.kept:
-            self._course.resumed = (
+            self.course.resumed = (
                 f"the training was resumed after step {info.taken_steps} from a checkpoint without "
                 "this audit's state: earlier steps were not observed"
             )
@@ -512,31 +501,31 @@ class AuditRun:
         """Note how the training's settings affect the private optimizers."""
         info, private = self.optimizers.info, [s.step.optimizer for s in self.sessions]
         self.lints.note_settings(private, self.optimizers.attached, info)
-        self._course.about.planned_steps = info.planned_steps
+        self.course.planned_steps = info.planned_steps
 
     def look_at_monitors(self) -> None:
         """Warn of decisions by metrics without noise, as far as they are known before step 1."""
         module = self.optimizers.info.module
         if module is not None:
-            self._course.fence.logged += self.lints.read(logged_names, module, otherwise=[])
+            self.course.fence.logged += self.lints.read(logged_names, module, otherwise=[])
         for sentence in self.fence.look_at_monitors() if self.ranks.is_first else ():
             _log.warning("privacy audit: %s", sentence)
 
     def start_epoch(self) -> None:
         """Start an epoch: look for gradients left over from the last one."""
         self.lints.start_epoch([session.step.optimizer for session in self.sessions])
-        if (passes := self._course.passes) is not None:
+        if (passes := self.course.passes) is not None:
             passes.start_pass(steps_of(self.sessions))
 
     def start_batch(self, epoch: int, batch: Any) -> None:
         """Start a batch; a step that broke off is dropped."""
-        self._course.trained_batches += 1
-        if (passes := self._course.passes) is not None:
+        self.course.trained_batches += 1
+        if (passes := self.course.passes) is not None:
             passes.start_batch(steps_of(self.sessions))
         self._steps_before, plain = self.optimizers.steps, self.optimizers.plain
         plain.records = count_rows(batch) if plain.rows else None
         plain.unknown = plain.unknown if self._steps_before else 0
-        if self._course.trained_batches >= self.ledger.due:
+        if self.course.trained_batches >= self.ledger.due:
             self.ledger.start_batch(batch)
         if self.sessions and self.fence.watches:
             self.fence.start_batch()
@@ -552,12 +541,12 @@ class AuditRun:
 
     def _begin_fit(self) -> None:
         if (module := self.ledger.module) is not None:
-            book, fits = self.ledger.book, self.fits
-            counted = book.told_before > 0 or bool(self._course.resumed)
+            book, fits = self.book, self.fits
+            counted = book.told_before > 0 or bool(self.course.resumed)
             fits.begin(module, self.ledger.data, self.files, counted=counted)
             unseen = self.ledger.alike_before - book.taken_before - fits.observed()
-            if unseen > 0 and not self._course.resumed:
-                self._course.resumed = _UNSEEN.format(unseen)
+            if unseen > 0 and not self.course.resumed:
+                self.course.resumed = _UNSEEN.format(unseen)
                 self.optimizers.begin_amid()
 
     def end_batch(self, batch: Any) -> None:
@@ -579,17 +568,17 @@ class AuditRun:
                 session.between.asks = False
         self.look_is_due |= self.lints.rate_rose
         if self.examinations.behind is not None or self.examinations.watch is not None:
-            asked = self._course.examined.asked(REPLAY_RELEASE.name)
+            asked = self.course.examined.asked(REPLAY_RELEASE.name)
             self.examinations.end_batch(steps, stepped=stepped)
-            replayed = self._course.examined.asked(REPLAY_RELEASE.name) > asked
-            self.look_is_due |= self._course.examined.found(self.config.significance)
+            replayed = self.course.examined.asked(REPLAY_RELEASE.name) > asked
+            self.look_is_due |= self.course.examined.found(self.config.significance)
         if self.fence.watches:
             self.fence.end_batch(steps, examined=replayed and self.examinations.whole)
             if self.fence.news:  # something began to change weights within steps
                 self.fence.news = False
                 self.examinations.schedule.hasten(REPLAY_RELEASE.name)
         if not waits or self.ledger.looks:
-            self.look_is_due |= self._looks.is_due(self.optimizers, self.ledger.book)
+            self.look_is_due |= self._has_news()
 
     def end_step(self) -> bool:
         """Return whether what a step showed is worth a look before its batch ends.
@@ -599,8 +588,26 @@ class AuditRun:
         waits = all(session.recorder.waits for session in self.sessions)
         if not self.sessions or waits or self.examinations.watch is not None:
             return False
-        self.look_is_due |= self._looks.is_due(self.optimizers, self.ledger.book)
+        self.look_is_due |= self._has_news()
         return self.look_is_due
+
+    def _has_news(self) -> bool:
+        """Return whether a check has flagged since the last look, or an uncertain one is due again.
+
+        It costs almost nothing per step, and all processes decide alike.
+        """
+        sessions, book, plain = self.sessions, self.book, self.optimizers.without_dp[0]
+        steps = plain + self.optimizers.steps
+        if self.ranks.several:
+            found = sum(session.recorder.flagged_alike for session in sessions)
+        else:
+            found = sum(s.recorder.flagged + len(s.between.found) for s in sessions)
+            found += book.again + book.stale + sum(getattr(s.step, "another", 0) for s in sessions)
+        flagged = found + (steps > 0) + (plain > 0)
+        if flagged == self._flagged and not (found and steps >= self._next_look):
+            return False
+        self._flagged, self._next_look = flagged, int(_AGAIN * steps) + 1
+        return True
 
     @property
     def has_own_batches(self) -> bool:
@@ -613,9 +620,9 @@ class AuditRun:
         Args:
             other: a loader that the training iterates instead; None if none is known.
         """
-        if self.ledger.book.unfetched:
+        if self.book.unfetched:
             return
-        self.ledger.book.unfetched = True
+        self.book.unfetched = True
         if other is not None and self.fence.reads_records_of(other):
             self.lints.go_on_with(other)
 
@@ -627,9 +634,9 @@ class AuditRun:
             empty: whether empty ones were among them.
         """
         if empty:
-            self._course.notes.add(SKIPPED)
+            self.course.notes.add(SKIPPED)
         if count:
-            self._course.trained_batches += count
+            self.course.trained_batches += count
             self.lints.irregular = True
             self.examinations.look_at_schedule(self.optimizers.steps)
 
@@ -638,7 +645,7 @@ class AuditRun:
         self.look_is_due = self.lints.rate_rose = False
         if not self.optimizers.steps:
             self.optimizers.read_rates()
-        if not self.ranks.from_first(lambda: composed or violated(self.facts)):
+        if not self.ranks.from_first(lambda: composed or violated(self._settle())):
             return None
         self.report = self.ranks.from_first(lambda: self._write(self._findings(), complete=False))
         return self.report
@@ -669,10 +676,10 @@ class AuditRun:
         if self.fence.watches:
             self.fence.end_epoch()
         if self.sessions:
-            self._course.unaudited = self.optimizers.unaudited(module)
-        self._course.comparison.compare(self.session, self.ranks, draw_state(self.lints.draws_from))
+            self.course.unaudited = self.optimizers.unaudited(module)
+        self.course.comparison.compare(self.session, self.ranks, draw_state(self.lints.draws_from))
         if not self.ranks.from_first(lambda: due or self._bounds.allow(EPOCH_SHARE)):
-            self._course.about.end_epoch(epoch, self.sessions, self.config)
+            self.course.end_epoch(epoch, self.sessions, self.config)
             return {}, None
         with self._bounds.measured():
             metrics, self.report = self.ranks.from_first(lambda: self._close_epoch(epoch))
@@ -681,17 +688,16 @@ class AuditRun:
     def _close_epoch(self, epoch: int) -> tuple[dict[str, float], AuditReport]:
         found = self._findings()
         metrics = epoch_metrics(found)
-        self._course.end_epoch({"epoch": epoch, **metrics})
-        self._course.about.end_epoch(epoch, self.sessions, self.config, metrics)
+        self.course.end_epoch(epoch, self.sessions, self.config, metrics)
         return metrics, self._write(found, complete=False)
 
     def end(self, reason: str = "") -> None:
         """Close the records and write the final report; ``reason`` as in `Ended`."""
-        self._course.about.ended_by = reason
+        self.course.ended_by = reason
         if self.fence.watches:
             self.fence.end()
-        self._found_at_end = self._course.fence.size
-        self._course.comparison.compare(self.session, self.ranks, draw_state(self.lints.draws_from))
+        self._found_at_end = self.course.fence.size
+        self.course.comparison.compare(self.session, self.ranks, draw_state(self.lints.draws_from))
         self.examinations.look_behind(self.optimizers.steps, now=True)
         for session in self.sessions:
             session.recorder.close()
@@ -705,16 +711,16 @@ class AuditRun:
         """
         if self.fence.watches:
             self.fence.end(name)
-        if self._course.fence.size == self._found_at_end:
+        if self.course.fence.size == self._found_at_end:
             return False
-        self._found_at_end = self._course.fence.size
-        self.report = self._write(self._findings(), complete=not self._course.break_off)
+        self._found_at_end = self.course.fence.size
+        self.report = self._write(self._findings(), complete=not self.course.break_off)
         return True
 
     def _close(self) -> AuditReport:
         found = self._findings()
         self.last_metrics = epoch_metrics(found)
-        report = self._write(found, complete=not self._course.break_off)
+        report = self._write(found, complete=not self.course.break_off)
         module, fits = self.ledger.module, self.fits
         if module is not None and not self.trial:
             # An accountant that holds earlier fits composes them too.
@@ -726,7 +732,7 @@ class AuditRun:
 
     def break_off(self, why: str) -> None:
         """Record why the training ended early."""
-        self._course.break_off = why
+        self.course.break_off = why
 
     def detach(self) -> None:
         """Remove all hooks."""
@@ -736,8 +742,8 @@ class AuditRun:
     def _findings(self) -> Findings:
         for session in self.sessions:
             session.recorder.digest()
-        facts = self.facts
-        return run_checks(facts, current_epsilons(facts))
+        run = self._settle()
+        return run_checks(run, current_epsilons(run))
 
     def _write(self, found: Findings, *, complete: bool) -> AuditReport:
         for session in self.sessions:
@@ -757,5 +763,5 @@ class AuditRun:
             stores = [session.store for session in self.sessions if session.store is not None]
             troubles = [store.trouble for store in stores if store.trouble]
             failed = [text for name, text in self.files.unwritten.items() if name not in besides]
-            self._course.unwritten = [*troubles, *failed]
+            self.course.unwritten = [*troubles, *failed]
         return build_report(found, complete=complete)

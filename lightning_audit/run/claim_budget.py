@@ -14,7 +14,7 @@ from lightning_audit.checks.accounting import PlannedCost
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.epsilons import run_history
-from lightning_audit.run.facts import FrontEnd, links_of, steps_of
+from lightning_audit.run.facts import FrontEnd, steps_of
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class ClaimBudget:
             return None
         passes = passes_taken(
             [*run_history(run.sessions), *coming],
-            steps_told(links_of(run.optimizers.facts)),
+            steps_told(run.accountants),
             self._epochs * len(run.sessions),
         )
         cost = config.epsilon_of([passes])
@@ -172,16 +172,16 @@ class ClaimBudget:
     def _count(self, coming: list[Phase]) -> int | None:
         """Return how many steps each optimizer has left; None if it cannot be computed."""
         run, config = self._run, self._run.config
-        seen, told = run_history(run.sessions), steps_told(links_of(run.optimizers.facts))
+        seen, recorded = run_history(run.sessions), steps_told(run.accountants)
         accounted = self._accounted(coming)
-        differs = bool(told) and set(told) != set(merge(seen))
+        differs = bool(recorded) and set(recorded) != set(merge(seen))
         planned, gone = self._planned, self._gone()
         left = steps_within(
             config.claimed_epsilon or math.inf,
             config.delta,
             seen,
             coming,
-            told=(told, accounted) if differs or accounted != coming else None,
+            told=(recorded, accounted) if differs or accounted != coming else None,
             planned=planned - gone if planned and planned > gone else None,
             adjacency=config.adjacency,
             items=config.items,

@@ -145,7 +145,7 @@ def claim_of(run: RunFacts) -> dict[str, ClaimedValue]:
     The number of records is included only if batches are shuffled: with Poisson sampling it is
     private. The same for a divisor that is computed from it, if the user states it as private.
     """
-    own, claims = run.audits.facts, [session.planner.known_claim() for session in run.sessions]
+    own, claims = run.optimizers.facts, [session.planner.known_claim() for session in run.sessions]
     histories = [session.monitor.history for session in run.sessions]
     noise = [  # the least of the steps, or that of the coming one
         min((phase.noise_multiplier for phase in history), default=claim and claim.noise_multiplier)
@@ -334,10 +334,10 @@ def _thresholds(report: AuditReport, run: RunFacts) -> dict[str, Any]:
 
 def _growth(report: AuditReport, run: RunFacts) -> dict[str, Any]:
     # Every test of the run, with the label of its optimizer if there are several.
-    of_run = evidence_in([run.lints.batches, run.ledger, run.course.examined])
+    of_run = evidence_in([run.lints.batches, run.book, run.course.examined])
     tests = [
         (own.label, test)
-        for session, own in zip(run.sessions, run.audits.facts, strict=False)
+        for session, own in zip(run.sessions, run.optimizers.facts, strict=False)
         for test in session.recorder.tests
     ] + [("", test) for test in of_run]
     return {"tests": growth_of(report.checks, tests)}
@@ -346,7 +346,7 @@ def _growth(report: AuditReport, run: RunFacts) -> dict[str, Any]:
 def _tensors(report: AuditReport, run: RunFacts) -> dict[str, Any]:
     rows, left_out = capped(
         row
-        for session, own in zip(run.sessions, run.audits.facts, strict=False)
+        for session, own in zip(run.sessions, run.optimizers.facts, strict=False)
         for row in rows_of(
             session.monitor, {slot.name: slot.numel for slot in session.step.layout}, own.label
         )
@@ -369,15 +369,15 @@ def _claim(report: AuditReport, run: RunFacts) -> dict[str, Any]:
 
 
 def _course(report: AuditReport, run: RunFacts) -> dict[str, Any]:
-    about = run.course.about
-    now, loader = about.now, run.lints.loader
+    course, loader = run.course, run.lints.loader
+    training = course.training
     return {
-        "course": tuple(about.rows),
-        "ended": about.ended(report.steps, run.course.break_off),
-        "planned_steps": about.planned_steps,
-        "run": replace(now, data=loader.data) if now and loader else now,
-        "examinations": tuple(about.examinations),
-        "published": tuple(run.course.fence.published),
+        "course": tuple(course.rows),
+        "ended": course.ended(report.steps),
+        "planned_steps": course.planned_steps,
+        "run": replace(training, data=loader.data) if training and loader else training,
+        "examinations": tuple(course.examinations),
+        "published": tuple(course.fence.published),
     }
 
 

@@ -326,16 +326,16 @@ def current_epsilons(run: RunFacts) -> Epsilons:
     monitors = [session.monitor for session in run.sessions if session.monitor.steps]
     if not monitors:
         return Epsilons(claim, None)
-    history, told = run_history(run.sessions), steps_told(run.accountants)
+    history, recorded = run_history(run.sessions), steps_told(run.accountants)
     if config.shuffled:
-        composed: Sequence[Phase] = (passes_taken(history, told, run.passes),)
+        composed: Sequence[Phase] = (passes_taken(history, recorded, run.passes),)
     else:
-        composed = costlier(history, told, config.delta, config.adjacency, config.items)
+        composed = costlier(history, recorded, config.delta, config.adjacency, config.items)
     earlier = run.course.fits.counted(config)
     spent = config.epsilon_of([*composed, *earlier])
     by_removal = None
     if config.adjacency == "replace_one":
-        removal = [*costlier(history, told, config.delta), *earlier]
+        removal = [*costlier(history, recorded, config.delta), *earlier]
         by_removal = composed_epsilon(removal, config.delta, items=config.items)
     # A ratio of at most one proves no more than epsilon_spent: composing it is of use only if
     # epsilon_spent exceeds the claim.

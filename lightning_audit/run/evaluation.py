@@ -23,7 +23,6 @@ from lightning_audit.checks.accounting import (
     LEDGER_STEPS,
     NOT_COMPOSED,
     ONE_STEP_AN_EPOCH,
-    Ledger,
     accounting_result,
     claim_result,
 )
@@ -68,9 +67,7 @@ from lightning_audit.results.report_details import PassBlocker
 from lightning_audit.run.details import filled
 from lightning_audit.run.epsilons import Epsilons, epsilon_result, run_history
 from lightning_audit.run.facts import OptimizerFacts
-from lightning_audit.run.optimizers import AuditedOptimizers
 from lightning_audit.run.run_facts import RunFacts
-from lightning_audit.session.planner import Ranks
 from lightning_audit.session.step import AuditSession
 from lightning_audit.verdict.diagnosis import explained_by_processing, undecided
 from lightning_audit.verdict.judge import (
@@ -92,8 +89,6 @@ from lightning_audit.verdict.judge import (
 
 # --- Results of all checks of a run at one moment, from its sessions and its facts.
 
-#: An uncertain finding is evaluated again once the number of steps grew by this factor.
-_AGAIN = 1.5
 #: What draws the batches if the loader only counts the steps.
 _BY_THE_STEP = "the step, whose batches are not the loader's by their size,"
 #: What draws the batches if the loader did not yield them.
@@ -141,29 +136,30 @@ def run_checks(run: RunFacts, epsilons: Epsilons) -> Findings:
     of the batches belong to the run. The shares add up to the significance.
     """
     steps = sum(session.monitor.steps for session in run.sessions)
-    by_records = run.audits.plain.follow_records if run.config.adjacency == "add_remove" else ()
-    exempt = (run.audits.plain.exempt, run.audits.plain.refused, by_records)
-    bare, kind = run.audits.without_dp
+    by_records = run.optimizers.plain.follow_records if run.config.adjacency == "add_remove" else ()
+    exempt = (run.optimizers.plain.exempt, run.optimizers.plain.refused, by_records)
+    bare, kind = run.optimizers.without_dp
     located = run.code.located if run.code else list
     common = located([no_dp_result(bare, steps, kind, *exempt)])
     if not run.sessions:
         return Findings(run, epsilons, acknowledge(common, run.config.allow))
     *seen, late = results_by_place(run, epsilons)
-    each = run.config.significance / len(run.sessions)
+    count = len(run.sessions)
+    each = run.config.significance / count
     own = [
         acknowledge(
-            located(_labeled(shown(c, each), optimizer, len(run.sessions)) for c in checks),
+            located(_optimizer_result(shown(c, each), optimizer, count) for c in checks),
             optimizer.allow,
         )
-        for checks, optimizer in zip(seen, run.audits.facts, strict=True)
+        for checks, optimizer in zip(seen, run.optimizers.facts, strict=True)
     ]
     late = located(shown(check, run.config.significance) for check in late)
 
-    def acknowledged(*results: Sequence[CheckResult]) -> tuple[CheckResult, ...]:
-        every = in_order([check for checks in (common, *results, late) for check in checks])
+    def results(*of_optimizers: Sequence[CheckResult]) -> tuple[CheckResult, ...]:
+        every = in_order([check for checks in (common, *of_optimizers, late) for check in checks])
         return acknowledge(every, run.config.allow)
 
-    return Findings(run, epsilons, acknowledged(*own), tuple(map(acknowledged, own)))
+    return Findings(run, epsilons, results(*own), tuple(map(results, own)))
 
 
 def results_by_place(run: RunFacts, epsilons: Epsilons) -> list[list[CheckResult]]:
@@ -218,7 +214,7 @@ def _session_results(place: int, session: AuditSession, run: RunFacts) -> list[C
     return [undecided(check) if check.name in unsure else check for check in checks]
 
 
-def _labeled(check: CheckResult, optimizer: OptimizerFacts, count: int) -> CheckResult:
+def _optimizer_result(check: CheckResult, optimizer: OptimizerFacts, count: int) -> CheckResult:
     """Return an optimizer's check, with the optimizer's name if there are several."""
     if count == 1:
         return check
@@ -246,7 +242,7 @@ def _run_results(run: RunFacts, epsilons: Epsilons) -> list[CheckResult]:
     checks.append(run.course.coupling.result(run.course.examined.off, run.config.items, attention))
     checks += run.course.fence.results()
     checks.append(epsilon_result(epsilons, run.config))
-    if stated := [pair for one in run.audits.facts for pair in one.stated_twice]:
+    if stated := [pair for one in run.optimizers.facts for pair in one.stated_twice]:
         checks.append(claim_result(stated))
     records = run.lints.records or 0
     checks.append(
@@ -269,7 +265,7 @@ def _run_results(run: RunFacts, epsilons: Epsilons) -> list[CheckResult]:
     if run.lints.split_epochs:
         checks.append(logical_batch_result(run.lints.carried_over, run.lints.split_epochs))
     if len(run.sessions) == 1:  # with several it is not known whose loss it is
-        (optimizer,) = run.audits.facts
+        (optimizer,) = run.optimizers.facts
         checks += loss_reduction_result(run.lints.loss_reduction, optimizer.loss_reduction)
     checks.append(_opacus_result(run))
     checks += _divisor_results(run, epsilons.claimed_epsilon)
@@ -279,7 +275,7 @@ def _run_results(run: RunFacts, epsilons: Epsilons) -> list[CheckResult]:
 def _sampling_results(run: RunFacts) -> list[CheckResult]:
     """Check whether batches and steps are as the accountant assumes and recorded."""
     found: list[CheckResult] = []
-    loader, unfetched = run.lints.loader, run.ledger.unfetched
+    loader, unfetched = run.lints.loader, run.book.unfetched
     holds, epsilon = _cost_of_passes(run)
     if loader is not None and run.config.shuffled:
         once = _reads_once(run) and not unfetched
@@ -287,7 +283,7 @@ def _sampling_results(run: RunFacts) -> list[CheckResult]:
         found.append(shuffled_result(loader.kind, drawn_by, once=once))
     elif loader is not None:
         unfetched &= loader.kind != "not_poisson"
-        elsewhere = run.ledger.elsewhere or unfetched
+        elsewhere = run.book.elsewhere or unfetched
         otherwise = _UNFETCHED if unfetched else _BY_THE_STEP
         found += sampling_results(
             "unknown" if elsewhere else loader.kind,
@@ -296,7 +292,7 @@ def _sampling_results(run: RunFacts) -> list[CheckResult]:
             run.sample_rate,
             max((session.planner.batch_sizes for session in run.sessions), key=len),
             None if elsewhere else run.lints.batches,
-            by_choice=any(optimizer.poisson is False for optimizer in run.audits.facts),
+            by_choice=any(optimizer.poisson is False for optimizer in run.optimizers.facts),
             holds=holds,
             epsilon_that_holds=epsilon,
             raised_in=loader.raised_in,
@@ -304,7 +300,7 @@ def _sampling_results(run: RunFacts) -> list[CheckResult]:
     if run.lints.repeated and run.course.comparison.synchronised:
         found.append(repeated_result(run.ranks.count, run.sample_rate))
     recorded = [phase for link in run.accountants for phase in link.accountant.history]
-    found += run.ledger.results(recorded, run_history(run.sessions))
+    found += run.book.results(recorded, run_history(run.sessions))
     if run.config.mechanism_alone:  # the claim states no assumption on the batches
         return [REGISTRY[one.name].not_run(NOT_COMPOSED) for one in found]
     return found
@@ -346,7 +342,7 @@ def _reads_once(run: RunFacts) -> bool:
 
 def _cost_of_passes(run: RunFacts) -> tuple[str, float | None]:
     """Return the epsilon that holds if each record enters one step an epoch: text and number."""
-    book = run.ledger
+    book = run.book
     several = book.again or book.unknown or book.stale or book.repeated
     several = several or run.course.earlier.found(LEDGER_STEPS.name)
     if several or run.course.resumed or not _reads_once(run):
@@ -366,7 +362,7 @@ def _hold_batches_to_steps(run: RunFacts, steps: int) -> None:
     check = run.lints.batches
     if check is None:
         return
-    check.twice_counts = any(found.accountant is not None for found in run.audits.facts)
+    check.twice_counts = any(found.accountant is not None for found in run.optimizers.facts)
     # Samplers prefetch batches, and a step may be skipped.
     batches = min(check.batches, run.course.trained_batches)
     if batches > 1.2 * run.lints.batches_per_step * steps + 2:
@@ -379,7 +375,7 @@ def _divisor_results(run: RunFacts, claimed_epsilon: float | None) -> Iterator[C
     stated = config.claim.expected_batch_size if config.claim else None
     about = config.delta, config.adjacency, config.private_size, config.items
     promise = Promise(claimed_epsilon, *about)
-    for session, optimizer in zip(run.sessions, run.audits.facts, strict=True):
+    for session, optimizer in zip(run.sessions, run.optimizers.facts, strict=True):
         rate, expected = optimizer.sample_rate, optimizer.expected_batch_size
         # A divisor that the claim states is a constant, even if it equals a number of the data.
         if not records or not rate or expected is None or expected == stated:
@@ -389,39 +385,8 @@ def _divisor_results(run: RunFacts, claimed_epsilon: float | None) -> Iterator[C
         released = noisy * sum(slot.numel for slot in session.step.layout)
         found = batch_size_result(expected, records, rate, released, promise)
         if found is not None:
-            yield from acknowledge([_labeled(found, optimizer, len(run.sessions))], optimizer.allow)
-
-
-class Looks:
-    """Count of what the checks of a run have flagged, at almost no cost per step.
-
-    Args:
-        ranks: the processes that train together, which must decide alike.
-    """
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._known = self._next = 0
-
-    def is_due(self, optimizers: AuditedOptimizers, book: Ledger) -> bool:
-        """Return whether a check has flagged since the last look, or an uncertain one is due again.
-
-        Args:
-            optimizers: of the run.
-            book: the run's ledger; empty if there are several processes.
-        """
-        sessions, plain = optimizers.sessions, optimizers.without_dp[0]
-        steps = plain + optimizers.steps
-        if self._ranks.several:
-            found = sum(session.recorder.flagged_alike for session in sessions)
-        else:
-            found = sum(s.recorder.flagged + len(s.between.found) for s in sessions)
-            found += book.again + book.stale + sum(getattr(s.step, "another", 0) for s in sessions)
-        began = found + (steps > 0) + (plain > 0)
-        if began == self._known and not (found and steps >= self._next):
-            return False
-        self._known, self._next = began, int(_AGAIN * steps) + 1
-        return True
+            own = [_optimizer_result(found, optimizer, len(run.sessions))]
+            yield from acknowledge(own, optimizer.allow)
 
 
 # --- Build the metrics of an epoch, the verdict and the report from what the sessions observed.
@@ -518,11 +483,11 @@ def build_report(found: Findings, *, complete: bool) -> AuditReport:
             power,
             session.inserter.oversize,
             session.pass_blockers(course.examined.alone),
-            optimizer.label,
+            own.label,
             float(session.recorder.released.canaries.mean()) if session.at_cut else 1.0,
             lost_explained=session.planner.lost_explained,
         )
-        for session, power, optimizer in zip(run.sessions, powers, run.audits.facts, strict=True)
+        for session, power, own in zip(run.sessions, powers, run.optimizers.facts, strict=True)
     )
     others = _other_blockers(found, complete)
     of_run = blockers_of_run(
@@ -629,7 +594,7 @@ def _notes(found: Findings, verdict: Verdict, complete: bool) -> tuple[str, ...]
         notes.append(MECHANISM_ALONE)
         read = all(c.status != "not_run" for c in found.all if c.name == NOISE_MEAN.name)
         notes += [] if read else [_NOT_ALONE]
-    for session, optimizer in zip(run.sessions, run.audits.facts, strict=True):
+    for session, optimizer in zip(run.sessions, run.optimizers.facts, strict=True):
         notes += [optimizer.named(note) for note in session.planner.notes]
         less = [str(pair) for pair in optimizer.stated_twice if pair.promised < 0]
         notes += [optimizer.named(f"the claim promises less privacy: {text}") for text in less]

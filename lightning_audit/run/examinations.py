@@ -59,7 +59,7 @@ class Examinations:
     ) -> None:
         self._config, self._optimizers = config, optimizers
         self._log, self._coupling, self._notes = course.examined, course.coupling, course.notes
-        self._about, self._fence = course.about, course.fence
+        self._examinations, self._fence = course.examinations, course.fence
         self._user: UserStep | None = None
         #: Collects the batches of the next step to be examined.
         self.watch: StepWatch | None = None
@@ -76,7 +76,7 @@ class Examinations:
         #: How often `look_at_schedule` made a question due at once, and the step of the next such.
         self._hastened = self._hastened_at = 0
         #: Whether post-processing of releases could not be followed.
-        self._lost = False
+        self._unfollowed = False
         #: Whether the last examined step was replayed whole; see `UserStep.whole`.
         self.whole = True
         #: Keeps the noise of the steps after an examination.
@@ -233,15 +233,15 @@ class Examinations:
         """Keep names for the report: counts of replays and records depend on the data."""
         asked = tuple(name for name, answer in answers.items() if not answer.reason)
         found = tuple(n for n in asked if answers[n].findings or n in findings)
-        self._about.examinations.append(ExaminationTold(step, asked, found, seconds))
+        self._examinations.append(ExaminationTold(step, asked, found, seconds))
 
     def look_at_processing(self) -> None:
         """Make `replay.release` due if post-processing of releases can no longer be followed."""
         self._session()
-        lost = any(not s.recorder.is_followed(self._log.alone) for s in self._optimizers.sessions)
-        if lost and not self._lost:
+        followed = all(s.recorder.is_followed(self._log.alone) for s in self._optimizers.sessions)
+        if not followed and not self._unfollowed:
             self.schedule.hasten(REPLAY_RELEASE.name)
-        self._lost |= lost
+        self._unfollowed |= not followed
 
     def look_at_schedule(self, steps: int, name: str = REPLAY_RELEASE.name) -> None:
         """Make a question due a few times: a batch was left out, or its noise or sum changed.

@@ -7,12 +7,12 @@ import inspect
 import logging
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
@@ -284,7 +284,7 @@ def rate_of_all(optimizers: Sequence[OptimizerFacts], loaders: int) -> float | N
     return min(rates) if loaders == 1 else max(rates)
 
 
-# --- The circumstances of a training: where and how it ran, its epochs' ends, and how it ended.
+# --- The course of a run: where and how it ran, what happened, its epochs' ends, and how it ended.
 
 
 class TimeShare:
@@ -295,129 +295,19 @@ class TimeShare:
     """
 
     def __init__(self, seconds: float = 0.0) -> None:
-        self._seconds, self._ended = seconds, time.perf_counter()
+        self._seconds, self._ended = seconds, perf_counter()
 
     def allow(self, share: float) -> bool:
         """Return whether it takes at most this share of the time since it last ran."""
-        return self._seconds <= share * (time.perf_counter() - self._ended)
+        return self._seconds <= share * (perf_counter() - self._ended)
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
         """Measure the time of a run of it."""
-        begun = time.perf_counter()
+        begun = perf_counter()
         yield
-        self._ended = time.perf_counter()
+        self._ended = perf_counter()
         self._seconds = self._ended - begun
-
-
-#: Most rows of the course.
-MOST_ROWS = 200
-#: Largest part of the time since the last bound on mu that the next one may take.
-_SHARE = 0.01
-
-
-@dataclass
-class Circumstances:
-    """The circumstances of a training.
-
-    Args:
-        about: what is known when it begins.
-        planned_steps: of the whole training; None if unknown.
-        ended_by: why it ended, see `Ended`; empty while it runs.
-        rows: of the course.
-        examinations: of steps by replay.
-    """
-
-    about: RunAbout | None = None
-    planned_steps: int | None = None
-    ended_by: str = ""
-    rows: list[CourseRow] = field(default_factory=list)
-    examinations: list[ExaminationTold] = field(default_factory=list)
-    #: Number of epochs from one row to the next.
-    _every: int = 1
-    _began: float = field(default_factory=time.perf_counter)
-    #: Time of the latest bound on mu.
-    _bounds: TimeShare = field(default_factory=TimeShare)
-
-    @property
-    def now(self) -> RunAbout | None:
-        """The circumstances, with the seconds so far."""
-        seconds = time.perf_counter() - self._began
-        return None if self.about is None else replace(self.about, seconds=seconds)
-
-    def ended(self, steps: int, break_off: str) -> Ended | None:
-        """Return how the training ended; None while it runs.
-
-        Args:
-            steps: that were taken.
-            break_off: why it broke off, or empty.
-        """
-        reason = "broke off" if break_off else self.ended_by
-        return Ended(steps, reason) if reason else None
-
-    def end_epoch(
-        self,
-        epoch: int,
-        sessions: Sequence[AuditSession],
-        config: AuditConfig,
-        metrics: Mapping[str, float] | None = None,
-    ) -> None:
-        """Add a row for the end of an epoch; a resumed epoch replaces its row.
-
-        Args:
-            epoch: its number, from 0.
-            sessions: of the private optimizers.
-            config: of the audit.
-            metrics: of this epoch's end; None to compute the bound on mu here, if that is cheap.
-        """
-        if epoch % self._every or not sessions:
-            return
-        monitors = [session.monitor for session in sessions]
-        row = CourseRow(
-            step=sum(monitor.steps for monitor in monitors),
-            epoch=epoch,
-            mu_lower=self._mu(sessions, config) if metrics is None else metrics.get("mu_lower"),
-            log_e=max(monitor.log_e_value for monitor in monitors),
-            observations=sum(monitor.sensitivity.observations for monitor in monitors),
-        )
-        self.rows = [*(old for old in self.rows if old.epoch < epoch), row]
-        if len(self.rows) > MOST_ROWS:
-            self._every *= 2
-            self.rows = [old for old in self.rows if old.epoch % self._every == 0]
-
-    def _mu(self, sessions: Sequence[AuditSession], config: AuditConfig) -> float | None:
-        """Return the largest bound on mu if that is cheap, else None."""
-        if config.mechanism_alone or not self._bounds.allow(_SHARE):
-            return None
-        level = config.bound_significance / len(sessions)
-        monitors = [session.monitor for session in sessions if session.monitor.canary_steps]
-        with self._bounds.measured():
-            mus = [proved_mu(monitor.leakage.front(level), monitor.claims) for monitor in monitors]
-        return max(mus, default=None)
-
-    def state(self) -> dict[str, Any]:
-        """Return the rows for a checkpoint; examined steps depend on the data."""
-        return {"every": self._every, "rows": [asdict(row) for row in self.rows]}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Load a checkpoint's rows; checkpoints of earlier versions have none."""
-        self._every = int(state.get("every", 1))
-        self.rows = [CourseRow(**row) for row in state.get("rows", ())]
-
-
-def proved_mu(front: Sequence[ProvedPart], claims: StepHistory) -> float:
-    """Return the lower bound on the leakiest step's mu.
-
-    Args:
-        front: what is proved for the steps up to each look.
-        claims: of the steps.
-    """
-    # Each ratio with the noise multiplier at the step up to which it was proved.
-    at_looks = ((part.ratio, claims.noise_at(part.steps)) for part in front)
-    return max((ratio / sigma for ratio, sigma in at_looks if sigma > 0), default=0.0)
-
-
-# --- The course of a run.
 
 
 class RankComparison(Kept):
@@ -426,7 +316,7 @@ class RankComparison(Kept):
     KEPT = ("synchronised", "noise_equal", "drawn_alike")
 
     def __init__(self) -> None:
-        #: See `RunFacts`, which has them by the same names.
+        #: Whether their gradients are the same, None if unknown; whether noise and batches are.
         self.synchronised: bool | None = None
         self.noise_equal = self.drawn_alike = False
 
@@ -452,9 +342,51 @@ class RankComparison(Kept):
         self.drawn_alike = draws_from > 0 and all(row[len(own) - 1] == draws_from for row in rows)
 
 
+#: Most rows of the course.
+MOST_ROWS = 200
+#: Largest part of the time since the last bound on mu that the next one may take.
+_SHARE = 0.01
+
+
+def proved_mu(front: Sequence[ProvedPart], claims: StepHistory) -> float:
+    """Return the lower bound on the leakiest step's mu.
+
+    Args:
+        front: what is proved for the steps up to each look.
+        claims: of the steps.
+    """
+    # Each ratio with the noise multiplier at the step up to which it was proved.
+    at_looks = ((part.ratio, claims.noise_at(part.steps)) for part in front)
+    return max((ratio / sigma for ratio, sigma in at_looks if sigma > 0), default=0.0)
+
+
 @dataclass
 class RunCourse:
-    """The course of a run; see `RunFacts`, which has the same names."""
+    """The course of a run.
+
+    Args:
+        notes: remarks on the run.
+        comparison: of the processes.
+        coupling: whether records of a batch depend on each other.
+        examined: answers of the examinations by replay.
+        epochs: metrics of each epoch's end.
+        trained_batches: number of batches.
+        passes: over shuffled batches; None if the claim states none.
+        break_off: why it broke off, or empty.
+        resumed: what was not observed before it was resumed, or empty.
+        unaudited: parameters that changed although no private optimizer trains them.
+        unwritten: what could not be written, as text.
+        time: of training and audit.
+        earlier: findings before the last resume, of checks that restart.
+        fits: earlier ones on the same records.
+        target: the epsilon that Opacus was given.
+        fence: what happened outside of the steps.
+        about: what is known of the training when it begins.
+        planned_steps: of the whole training; None if unknown.
+        ended_by: why it ended, see `Ended`; empty while it runs.
+        rows: of epochs' ends, at most `MOST_ROWS`.
+        examinations: of steps by replay.
+    """
 
     notes: Notes = field(default_factory=Notes)
     comparison: RankComparison = field(default_factory=RankComparison)
@@ -469,23 +401,82 @@ class RunCourse:
     unwritten: list[str] = field(default_factory=list)
     time: RunTime = field(default_factory=RunTime)
     earlier: EarlierSegments = field(default_factory=EarlierSegments)
-    about: Circumstances = field(default_factory=Circumstances)
     fits: EarlierFits = field(default_factory=EarlierFits)
     target: Target = field(default_factory=Target)
     fence: FenceLog = field(default_factory=FenceLog)
 
+    about: RunAbout | None = None
+    planned_steps: int | None = None
+    ended_by: str = ""
+    rows: list[CourseRow] = field(default_factory=list)
+    examinations: list[ExaminationTold] = field(default_factory=list)
+    #: Number of epochs from one row to the next.
+    _every: int = 1
+    _began: float = field(default_factory=perf_counter)
+    #: Time of the latest bound on mu.
+    _bounds: TimeShare = field(default_factory=TimeShare)
+
     #: Parts that a checkpoint holds.
-    _PARTS: ClassVar = ("comparison", "fence", "about", "fits")
+    _PARTS: ClassVar = ("comparison", "fence", "fits")
 
     @classmethod
     def of(cls, info: TrainingInfo, *, shuffled: bool) -> RunCourse:
         """Return the course of a new run, which counts passes if batches are shuffled."""
-        return cls(passes=PassCounter() if shuffled else None, about=Circumstances(info.about))
+        return cls(passes=PassCounter() if shuffled else None, about=info.about)
 
-    def end_epoch(self, row: Mapping[str, float]) -> None:
-        """Keep an epoch's metrics; a run resumed at an epoch's end replaces those of that epoch."""
-        known = [old for old in self.epochs if old["epoch"] != row["epoch"]]
-        self.epochs = [*known, row]
+    @property
+    def training(self) -> RunAbout | None:
+        """What is known of the training, with the seconds so far."""
+        seconds = perf_counter() - self._began
+        return None if self.about is None else replace(self.about, seconds=seconds)
+
+    def ended(self, steps: int) -> Ended | None:
+        """Return how the training ended after a number of steps; None while it runs."""
+        reason = "broke off" if self.break_off else self.ended_by
+        return Ended(steps, reason) if reason else None
+
+    def end_epoch(
+        self,
+        epoch: int,
+        sessions: Sequence[AuditSession],
+        config: AuditConfig,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Keep metrics and row of an epoch's end; a resumed epoch replaces its own.
+
+        Args:
+            epoch: its number, from 0.
+            sessions: of the private optimizers.
+            config: of the audit.
+            metrics: of this epoch's end; None to compute the bound on mu here, if that is cheap.
+        """
+        if metrics is not None:
+            known = [old for old in self.epochs if old["epoch"] != epoch]
+            self.epochs = [*known, {"epoch": epoch, **metrics}]
+        if epoch % self._every or not sessions:
+            return
+        monitors = [session.monitor for session in sessions]
+        row = CourseRow(
+            step=sum(monitor.steps for monitor in monitors),
+            epoch=epoch,
+            mu_lower=self._mu(sessions, config) if metrics is None else metrics.get("mu_lower"),
+            log_e=max(monitor.log_e_value for monitor in monitors),
+            observations=sum(monitor.sensitivity.observations for monitor in monitors),
+        )
+        self.rows = [*(old for old in self.rows if old.epoch < epoch), row]
+        if len(self.rows) > MOST_ROWS:
+            self._every *= 2
+            self.rows = [old for old in self.rows if old.epoch % self._every == 0]
+
+    def _mu(self, sessions: Sequence[AuditSession], config: AuditConfig) -> float | None:
+        """Return the largest bound on mu if that is cheap, else None."""
+        if config.mechanism_alone or not self._bounds.allow(_SHARE):
+            return None
+        level = config.bound_significance / len(sessions)
+        monitors = [session.monitor for session in sessions if session.monitor.canary_steps]
+        with self._bounds.measured():
+            mus = [proved_mu(monitor.leakage.front(level), monitor.claims) for monitor in monitors]
+        return max(mus, default=None)
 
     def begin_segment(self, state: Mapping[str, Any], step: int, tested: Sequence[object]) -> None:
         """Load the results of earlier segments, and begin a new one.
@@ -499,7 +490,7 @@ class RunCourse:
         self.earlier.number(evidence_in([*tested, self.examined]))
 
     def state(self, steps: Sequence[int]) -> dict[str, Any]:
-        """Return what a resumed run cannot recompute.
+        """Return what a resumed run cannot recompute, without examined steps, which are private.
 
         Args:
             steps: of each private optimizer. The batch count is capped at the largest, because a
@@ -509,6 +500,7 @@ class RunCourse:
             **{name: getattr(self, name).state() for name in self._PARTS},
             "notes": list(self.notes.sentences),
             "epochs": [dict(row) for row in self.epochs],
+            "about": {"every": self._every, "rows": [asdict(row) for row in self.rows]},
             "resumed": self.resumed,
             "trained_batches": min(self.trained_batches, max(steps, default=0)),
             "passes": self.passes.state(steps) if self.passes else {"passes": 0, "steps": [*steps]},
@@ -517,9 +509,11 @@ class RunCourse:
     def load(self, state: dict[str, Any]) -> None:
         """Load a checkpoint's state."""
         for name in self._PARTS:
-            getattr(self, name).load(state.get(name, {}))
+            getattr(self, name).load(state[name])
         self.notes.load(state["notes"])
         self.epochs = [dict(row) for row in state["epochs"]]
+        about = state.get("about", {"every": 1, "rows": []})  # earlier versions had none
+        self._every, self.rows = int(about["every"]), [CourseRow(**row) for row in about["rows"]]
         self.resumed, self.trained_batches = state["resumed"], state["trained_batches"]
         if self.passes is not None:
             self.passes.load(state["passes"])
@@ -548,7 +542,7 @@ class RunLints(Kept):
 
     def __init__(self, notes: Notes, significance: float, ranks: Ranks) -> None:
         self._notes = notes
-        #: See `RunFacts`, which has them by the same names.
+        #: How the loader samples; finds the user's code; both None before the training begins.
         self.loader: LoaderFacts | None = None
         self.code: OwnCode | None = None
         self.loaders, self.repeated = 1, False

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from opacus.optimizers import DPOptimizer
+from torch.utils import _pytree
 
 from lightning_audit._validate import BadArgument
 from lightning_audit.accounting.claims import PrivacyClaim
@@ -159,26 +160,16 @@ def _feed(checksum: Any, value: Any) -> None:
 
 def to_tensors(value: Any) -> Any:
     """Convert arrays to tensors, so that the checkpoint loads under ``weights_only=True``."""
-    match value:
-        case np.ndarray():
-            return torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape).clone()
-        case dict():
-            return {key: to_tensors(item) for key, item in value.items()}
-        case list() | tuple():
-            return [to_tensors(item) for item in value]
-    return value
+
+    def tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).reshape(array.shape).clone()
+
+    return _pytree.tree_map_only(np.ndarray, tensor, value)
 
 
 def to_arrays(value: Any) -> Any:
     """Undo `to_tensors`."""
-    match value:
-        case torch.Tensor():
-            return value.cpu().numpy()
-        case dict():
-            return {key: to_arrays(item) for key, item in value.items()}
-        case list():
-            return [to_arrays(item) for item in value]
-    return value
+    return _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cpu().numpy(), value)
 
 
 # --- Refuse optimizers that cannot be audited, before the first step, and say what to change.
@@ -217,11 +208,13 @@ class ScopedOptimizer:
 
     Args:
         optimizer: as the Trainer has it.
+        private: the private optimizer that it is or wraps; None if there is none.
         names: of its parameters.
         allowed: the user's exemptions for this optimizer.
     """
 
     optimizer: Any
+    private: DPOptimizer | None
     names: tuple[str, ...]
     allowed: tuple[Allow, ...]
 
@@ -266,7 +259,7 @@ def scoped_optimizers(
         own = tuple(names.get(id(p), "") for p in params)  # without a name it has no prefix
         kind = type(inner).__name__
         of_it = tuple(one for one in allowed if one.is_of(place, kind, own))
-        scoped.append(ScopedOptimizer(optimizer, own, of_it))
+        scoped.append(ScopedOptimizer(optimizer, private_optimizer(optimizer), own, of_it))
     for one in allowed:
         _refuse_misfit(one, scoped)
         pattern = one.parameters
@@ -293,7 +286,7 @@ def _refuse_misfit(one: Allow, scoped: Sequence[ScopedOptimizer]) -> None:
             f"allow: optimizer={one.optimizer!r} {which}: {listed}. Name its place, its class, or "
             "the prefix of all its parameters, so that it fits one optimizer alone."
         )
-    if one.finding == NO_DP.name and private_optimizer(fits[0].optimizer) is not None:
+    if one.finding == NO_DP.name and fits[0].private is not None:
         raise UnauditableTraining(
             f"allow: optimizer={one.optimizer!r} is private, so {one.finding!r} does not apply to "
             "it; name the optimizer that steps without DP-SGD."
@@ -617,7 +610,7 @@ _ANOTHER_ENGINE = (
     "steps: state its mechanism, claim=PrivacyClaim(noise_multiplier=..., max_grad_norm=..., "
     "expected_batch_size=..., sample_rate=...), canaries=[Mislabeled(amplitude=100.0)]"
 )
-#: Facts of an optimizer that another one in its place brings along.
+#: Facts that are read again when another optimizer takes over the same parameters.
 _FOLLOWED = ("accountant", "hook", "expected_batch_size", "loss_reduction", "allow", "poisson")
 _ADAPTIVE_UNACCOUNTED = (
     "the epsilon of adaptive clipping cannot be computed without an accountant: the count "
@@ -739,7 +732,7 @@ class AuditedOptimizers:
         self._names = names = {id(p): name for name, p in module.named_parameters()}
         scoped = scoped_optimizers(optimizers, names, self.config.exemptions)
         private = private_optimizers(optimizers)
-        plain = [one for one in scoped if private_optimizer(one.optimizer) is None]
+        plain = [one for one in scoped if one.private is None]
         if not private and self.config.claim is None and any(map(_by_another_engine, optimizers)):
             self.notes.add(_ANOTHER_ENGINE)
             plain = []
@@ -757,9 +750,9 @@ class AuditedOptimizers:
         except UnsupportedOptimizer as error:
             raise UnauditableTraining(str(error)) from error
         found, claim = [facts_of(optimizer) for optimizer in private], self.config.claim
-        for facts, optimizer, step in zip(found, private, steps, strict=True):
-            own = (one for one in scoped if private_optimizer(one.optimizer) is optimizer)
-            facts.allow = frozenset(name for one in own for name in one.findings)
+        own = [one.findings for one in scoped if one.private is not None]
+        for facts, findings, step in zip(found, own, steps, strict=True):
+            facts.allow = frozenset(findings)
             facts.poisson = draws_poisson(module)
             facts.stated_twice = _stated_twice(claim, step, facts)
         rate_known = claim is not None and claim.sample_rate is not None

@@ -398,13 +398,12 @@ def close_failed(audit: Any, directory: Path | None) -> None:
     run, audit._ended = audit._run, True
     config = audit.config if run is None else run.config
     report = failed_report(audit.report, config, config.settings(), audit._boundary.failure)
+    audit._report = report
     if run is not None:
         attempt(run.optimizers.close_records)
-    audit._report, own = report, None
-    if run is not None:
         run.report = report
+        attempt(partial(_save, report, run.files))
     elif directory is not None:
         own = ReportFiles(directory)
-    attempt(partial(_save, report, own if run is None else run.files))
-    if own is not None:
+        attempt(partial(_save, report, own))
         attempt(own.release)

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -54,7 +54,7 @@ class StepsToPass:
     def __init__(self, steps: int = STEPS) -> None:
         self._least, self._next = steps, max(steps // 2, 1)
         self._until = time.perf_counter() + _SECONDS
-        self._batches, self._seen = 0, list[list[_Readings]]()
+        self._batches, self._seen = 0, list[list[_Sums]]()
         #: Fewest and most steps to a PASS; None if the steps so far do not show it.
         self.needed: tuple[int, int] | None = None
         #: Where these numbers are from, or why there are none.
@@ -72,14 +72,18 @@ class StepsToPass:
         if not steps or (steps < self._next and not last):
             return self._batches >= MOST_BATCHES * max(steps, self._least)
         self._next = steps + max(steps // 8, 1)
-        now = [_Readings.of(session) for session in sessions]
-        earlier = [seen for seen in self._seen if 2 * seen[0].sums["steps"] <= steps]
+        now = [_sums(session) for session in sessions]
+        earlier = [seen for seen in self._seen if 2 * seen[0]["steps"] <= steps]
         self._seen.append(now)
         if steps < self._least and not last:
             return False
-        whole = max(readings.needed for readings in now)
-        pairs = zip(now, earlier[-1] if earlier else now, strict=True)
-        late = max(one.since(other).needed for one, other in pairs) if earlier else whole
+        late = whole = max(map(_steps_needed, sessions, now))
+        if earlier:
+            since = [
+                {name: sums[name] - before[name] for name in sums}
+                for sums, before in zip(now, earlier[-1], strict=True)
+            ]
+            late = max(map(_steps_needed, sessions, since))
         if whole <= steps:
             self.needed = min(late, steps), steps
             self.reason = f"the first {steps:,} have enough power"
@@ -103,57 +107,50 @@ def _differ(fewest: int, most: int) -> bool:
     return fewest < 0.9 * most
 
 
-@dataclass(frozen=True, eq=False)
-class _Readings:
-    """Sums over the steps of a session, of which a difference is that over later steps."""
+#: Sums over the steps of a session, of which a difference is that over later steps.
+_Sums = dict[str, Any]
 
-    session: AuditSession
-    sums: Mapping[str, Any]
 
-    @classmethod
-    def of(cls, session: AuditSession) -> _Readings:
-        monitor = session.monitor
-        each = {"witness": monitor.witness_noise.sums, "canary": monitor.canary_noise.sums}
-        readings = monitor.sensitivity.observations
-        sums = {
-            "steps": monitor.steps,
-            "canary_steps": monitor.canary_steps,
-            "readings": readings,
-            "squares": monitor.sensitivity.residual_std**2 * readings,
-            **{f"{name}_count": sums.count.copy() for name, sums in each.items()},
-            **{f"{name}_squares": sums.squares.copy() for name, sums in each.items()},
-        }
-        return cls(session, sums)
+def _sums(session: AuditSession) -> _Sums:
+    monitor = session.monitor
+    each = {"witness": monitor.witness_noise.sums, "canary": monitor.canary_noise.sums}
+    readings = monitor.sensitivity.observations
+    return {
+        "steps": monitor.steps,
+        "canary_steps": monitor.canary_steps,
+        "readings": readings,
+        "squares": monitor.sensitivity.residual_std**2 * readings,
+        **{f"{name}_count": sums.count.copy() for name, sums in each.items()},
+        **{f"{name}_squares": sums.squares.copy() for name, sums in each.items()},
+    }
 
-    def since(self, earlier: _Readings) -> _Readings:
-        """Return the sums over the steps after those of ``earlier``."""
-        later = {name: value - earlier.sums[name] for name, value in self.sums.items()}
-        return _Readings(self.session, later)
 
-    @property
-    def needed(self) -> int:
-        """Number of steps to a PASS if all had these variances; `MOST_STEPS` or more if none."""
-        monitor, sums = self.session.monitor, self.sums
-        as_seen: Any = SimpleNamespace(
-            header=monitor.header,
-            significance=monitor.significance,
-            steps=sums["steps"],
-            canary_steps=sums["canary_steps"],
-            witness_noise=self._pooled("witness"),
-            canary_noise=self._pooled("canary"),
-            sensitivity=SimpleNamespace(
-                residual_std=math.sqrt(max(sums["squares"], 0.0) / max(sums["readings"], 1)),
-                together=monitor.sensitivity.together,
-            ),
-        )
-        model = PowerModel(as_seen, self.session.inserter.oversize)
-        powers = model.at(self.session.planner.config.resolution)
-        return max(power.steps_needed for power in powers.values())
+def _steps_needed(session: AuditSession, sums: _Sums) -> int:
+    """Return the number of steps to a PASS if all had these variances.
 
-    def _pooled(self, name: str) -> Any:
-        pooled = PooledSums(len(self.sums[f"{name}_count"]))
-        pooled.count, pooled.squares = (self.sums[f"{name}_{of}"] for of in ("count", "squares"))
-        return SimpleNamespace(sums=pooled)
+    It is `MOST_STEPS` or more if none suffices.
+    """
+
+    def pooled(name: str) -> Any:
+        groups = PooledSums(len(sums[f"{name}_count"]))
+        groups.count, groups.squares = (sums[f"{name}_{of}"] for of in ("count", "squares"))
+        return SimpleNamespace(sums=groups)
+
+    monitor = session.monitor
+    as_seen: Any = SimpleNamespace(
+        header=monitor.header,
+        significance=monitor.significance,
+        steps=sums["steps"],
+        canary_steps=sums["canary_steps"],
+        witness_noise=pooled("witness"),
+        canary_noise=pooled("canary"),
+        sensitivity=SimpleNamespace(
+            residual_std=math.sqrt(max(sums["squares"], 0.0) / max(sums["readings"], 1)),
+            together=monitor.sensitivity.together,
+        ),
+    )
+    powers = PowerModel(as_seen, session.inserter.oversize).at(session.planner.config.resolution)
+    return max(power.steps_needed for power in powers.values())
 
 
 # --- What a preview says.

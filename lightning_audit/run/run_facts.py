@@ -1,9 +1,9 @@
-"""A run at one moment, as its results and its report read it."""
+"""A run, as its results and its report read it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lightning_audit.checks.accounting import Ledger
 from lightning_audit.config import AuditConfig
@@ -15,33 +15,32 @@ from lightning_audit.session.planner import Ranks
 from lightning_audit.session.step import AuditSession
 
 
-@dataclass(frozen=True)
 class RunFacts:
-    """A run at one moment, as its results and its report read it: the parts that make it up.
+    """A run, as its results and its report read it: the parts that make it up.
 
-    Args:
-        audits: its optimizers; their sessions hold the observations.
+    Attributes:
+        optimizers: its optimizers; their sessions hold the observations.
         lints: what loaders, loss and settings show.
         course: what happened so far.
         ranks: the processes that train together.
-        ledger: the recorded batches, steps and accountant calls.
+        book: the recorded batches, steps and accountant calls.
     """
 
-    audits: AuditedOptimizers
+    optimizers: AuditedOptimizers
     lints: RunLints
     course: RunCourse
     ranks: Ranks
-    ledger: Ledger
+    book: Ledger
 
     @property
     def sessions(self) -> Sequence[AuditSession]:
         """The sessions of the private optimizers."""
-        return self.audits.sessions
+        return self.optimizers.sessions
 
     @property
     def config(self) -> AuditConfig:
-        """The configuration."""
-        return self.audits.config
+        """The configuration; a resumed run keeps its first seed."""
+        return self.optimizers.config
 
     @property
     def passes(self) -> int:
@@ -62,9 +61,9 @@ class RunFacts:
     @property
     def accountants(self) -> tuple[AccountantLink, ...]:
         """The links to the run's accountants, each once."""
-        return links_of(self.audits.facts)
+        return links_of(self.optimizers.facts)
 
     @property
     def sample_rate(self) -> float | None:
         """The rate to compare the loader with; see `rate_of_all`."""
-        return rate_of_all(self.audits.facts, self.lints.loaders)
+        return rate_of_all(self.optimizers.facts, self.lints.loaders)

@@ -90,7 +90,7 @@ def test_a_checkpoint_does_not_tell_in_how_many_parts_the_batches_came():
 def test_an_epoch_that_ends_twice_is_logged_once():
     course = RunCourse()
     for epoch, value in ((0, 1.0), (1, 2.0), (1, 3.0)):
-        course.end_epoch({"epoch": epoch, "epsilon_spent": value})
+        course.end_epoch(epoch, [], PrivacyAudit().config, {"epsilon_spent": value})
     assert [row["epsilon_spent"] for row in course.epochs] == [1.0, 3.0]
 
 

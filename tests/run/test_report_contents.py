@@ -31,7 +31,7 @@ from lightning_audit.run.details import (
     with_limits,
     with_threshold,
 )
-from lightning_audit.run.facts import MOST_ROWS, Circumstances
+from lightning_audit.run.facts import MOST_ROWS, RunCourse
 
 # --- Growth of e-values: thinned, coarse where it is of the data, and only of what was observed.
 
@@ -90,8 +90,8 @@ def session(steps: int) -> Any:
     return SimpleNamespace(monitor=SimpleNamespace(steps=steps, log_e_value=0.5, sensitivity=seen))
 
 
-def course(epochs: int, about: Circumstances | None = None) -> Circumstances:
-    about = about or Circumstances()
+def course(epochs: int, about: RunCourse | None = None) -> RunCourse:
+    about = about or RunCourse()
     for epoch in range(epochs):
         metrics = {"mu_lower": epoch / 10.0}
         about.end_epoch(epoch, [session(epoch + 1)], None, metrics)  # type: ignore[arg-type]
@@ -109,14 +109,15 @@ def test_rows_of_many_epochs_are_thinned_evenly(epochs):
 
 
 def test_rows_go_on_after_a_checkpoint_and_a_resumed_epoch_replaces_its_own():
-    about = Circumstances()
-    about.load(course(450).state())
+    about, state = RunCourse(), course(450).state([])
+    about.load(state)
     assert about.rows == course(450).rows
     last = about.rows[-1].epoch
     about.end_epoch(last, [session(7)], None, {})  # type: ignore[arg-type]
     assert about.rows[-1] == CourseRow(7, last, None, 0.5, 56)
     assert [row.epoch for row in about.rows] == [row.epoch for row in course(450).rows]
-    about.load({})  # of an earlier version
+    del state["about"]  # of an earlier version
+    about.load(state)
     assert about.rows == []
 
 
@@ -134,7 +135,7 @@ def read(claim: PrivacyClaim | None = None, norms: tuple[float, ...] = (1.0,)) -
     own = SimpleNamespace(sample_rate=0.1, expected_batch_size=50)
     run: Any = SimpleNamespace(
         config=config,
-        audits=SimpleNamespace(facts=[own for _ in norms]),
+        optimizers=SimpleNamespace(facts=[own for _ in norms]),
         accountants=(),
         lints=SimpleNamespace(records=500),
     )

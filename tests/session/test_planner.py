@@ -225,7 +225,8 @@ SET_UP = ("goes_on:1", "of:1", "take_directory:1", "_group:1", "go_on_in_its_dir
 START = ("follow:1", "begin_session:1", "watch:1")
 BEFORE_CLIPPING = ("plan:4", "lay_out:3", "inject:5", "count_batch:3", "agreed:4", "_messages:9")
 BEHIND_THE_NOISE = ("divisor_at_cut:3", "_read:4", "take_out:4", "amounts:4", "_observe:4")
-EPOCH_END = ("compare:1", "gathered:1", "hear:2", "is_due:5", "from_first:4", "shared:5", "meet:1")
+EPOCH_END = ("compare:1", "gathered:1", "hear:2", "_has_news:5", "from_first:4", "shared:5")
+EPOCH_END += ("meet:1",)
 END = ("look_behind:1", "_end:1", "end:1", "tell:1", "_unhook:1")
 OF_THE_FIRST = ("acquire:1", "_close_epoch:1", "_write:2", "build_report:2")
 
