@@ -119,7 +119,7 @@ class _Called(PrivateModule):
 TRAININGS: dict[str, Audited] = {
     "examined in a fork": (PrivateModule, _audit),
     "examined in the training's process": (PrivateModule, _audit),
-    "ghost clipping": (lambda: Ghost(mode="ghost"), _audit),
+    "ghost clipping": (Ghost, _audit),
     "split batches": (split, _audit),
     "input canary": (_Called, lambda: _audit(canaries=[Mislabeled(amplitude=100.0)])),
     "hand-written": (HandWritten, lambda: _audit(claim=CLAIM)),
