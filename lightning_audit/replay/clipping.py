@@ -31,6 +31,7 @@ from lightning_audit.canaries.inputs import leaves, rows, taken
 from lightning_audit.checks.replay import Answer
 from lightning_audit.checks.replay_findings import Finding
 from lightning_audit.hooks.boundary import undoing
+from lightning_audit.replay.other_threads import training_thread
 from lightning_audit.replay.question import Asked
 from lightning_audit.replay.records import MORE, Draw, Pairs, hands_all_over, judge
 from lightning_audit.replay.rows import Rows
@@ -41,7 +42,7 @@ from lightning_audit.replay.step_replay import (
     Stopped,
     same_numbers,
 )
-from lightning_audit.replay.training_state import GlobalGenerators, training_thread
+from lightning_audit.replay.training_state import GlobalGenerators
 
 # --- Crafted per-sample gradients to test clipping: many norms, shapes and positions in a batch.
 

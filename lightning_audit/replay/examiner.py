@@ -34,6 +34,7 @@ from lightning_audit.replay.device import clock, no_room
 from lightning_audit.replay.fork import CannotSeparate, ForkFailed, Stalled, in_a_fork, may_fork
 from lightning_audit.replay.noise import SET, examine_noise
 from lightning_audit.replay.order import Order, UserStep
+from lightning_audit.replay.other_threads import training_thread
 from lightning_audit.replay.question import Asked, Question
 from lightning_audit.replay.records import examine_factors, examine_sensitivity
 from lightning_audit.replay.release import examine_release
@@ -51,7 +52,6 @@ from lightning_audit.replay.training_state import (
     CannotKeep,
     TrainingState,
     room_for,
-    training_thread,
 )
 
 # --- The questions of an examination, tested one after the other on a step, and their costs.

@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from lightning_audit.replay import training_state
+from lightning_audit.replay import other_threads, training_state
 
 # --- What a step leaves behind is copied by name.
 
@@ -101,7 +101,7 @@ def loads(event: threading.Event) -> None:
 
 
 def test_alone_no_other_thread_computes():
-    assert training_state.training_thread() == ""
+    assert other_threads.training_thread() == ""
 
 
 @pytest.mark.parametrize(
@@ -112,32 +112,32 @@ def test_alone_no_other_thread_computes():
 def test_a_thread_that_computes_is_named_and_others_are_harmless(work, named, forked):
     event = threading.Event()
     with thread(work, event, event):
-        assert training_state.training_thread(forked=forked) == named
-    assert training_state.training_thread() == ""
+        assert other_threads.training_thread(forked=forked) == named
+    assert other_threads.training_thread() == ""
 
 
 def test_a_thread_that_loads_data_is_harmless_to_a_fork_alone():
     event = threading.Event()
     with thread(loads, event, event):
-        assert training_state.training_thread(forked=True) == ""
-        assert training_state.training_thread() == "other"
+        assert other_threads.training_thread(forked=True) == ""
+        assert other_threads.training_thread() == "other"
 
 
 @pytest.mark.parametrize("made", [threading.Event, Queue])
 def test_a_thread_of_the_standard_library_is_harmless(made):
     held = made()
     with thread(held.wait if isinstance(held, threading.Event) else held.get, held):
-        assert training_state.training_thread() == ""
+        assert other_threads.training_thread() == ""
 
 
 def test_an_idle_worker_is_harmless_and_a_busy_one_is_not():
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()
-        assert training_state.training_thread() == ""
+        assert other_threads.training_thread() == ""
         done = threading.Event()
         pool.submit(draws, done)
         time.sleep(0.1)
-        assert training_state.training_thread() != ""
+        assert other_threads.training_thread() != ""
         done.set()
 
 
@@ -147,7 +147,7 @@ def test_a_function_in_c_has_no_frame_and_counts_while_it_computes(busy):
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(*call)
         time.sleep(0.02)
-        named = training_state.training_thread() != ""
+        named = other_threads.training_thread() != ""
         assert named == busy or (busy and done.done())
 
 
@@ -159,7 +159,7 @@ def test_the_threads_of_loaders_and_progress_bars_are_harmless():
     list(loader)
     time.sleep(0.1)
     assert threading.active_count() > 1
-    assert training_state.training_thread() == ""
+    assert other_threads.training_thread() == ""
     monitor.exit()
 
 
@@ -172,7 +172,7 @@ def test_the_thread_of_lightnings_progress_bar_is_harmless(package):
         for _ in range(50):  # it sleeps, or draws
             bar.soft_refresh()
             assert threading.active_count() > 1
-            assert training_state.training_thread() == ""
+            assert other_threads.training_thread() == ""
             time.sleep(0.002)
     finally:
         bar.stop()
