@@ -469,8 +469,7 @@ COUPLING = Check(
         ).rule(-1, CLIPPED, applies=lambda seen: bool(seen.get("met_in"))),
         dataclasses.replace(
             _COUPLED,
-            look_at="compute_loss of the Trainer: return the mean over records of each record's "
-            "own mean",
+            look_at="`compute_loss`: return the mean over records of each record's own mean",
         ).rule(-1, CLIPPED, applies=lambda seen: bool(seen.get("divided_by"))),
         _COUPLED.rule(-1, CLIPPED),
     ),

@@ -809,7 +809,8 @@ class AuditedOptimizers:
         params = {id(p): p for group in groups for p in group["params"] if p.grad is not None}
         known = any(private[n].tap.is_unreleased() for n in params.keys() & private.keys())
         others = {n: p for n, p in params.items() if n not in private and n not in free}
-        others = {} if summed_by_opacus(others.values()) else others  # another private training
+        summed = summed_by_opacus(others.values())
+        others = {} if any(one is not None for one in summed) else others  # of another training
         return self.depends(others, known or not self._names.keys().isdisjoint(others))
 
     def _audits_of(

@@ -19,6 +19,7 @@ from lightning_audit.results.report_details import for_plain_loop
 
 #: Rooms whose sentences no plain loop meets: of Lightning, of commands, of other audits.
 ELSEWHERE = ("callbacks", "cli", "many", "testing", "blackbox", "stats", "pytest_plugin.py")
+ELSEWHERE += ("transformers.py",)
 #: First words of remarks on settings that only a Trainer has.
 OF_A_TRAINER = ("Opacus will end the training at its second batch", "accumulate_grad_batches=")
 #: Part of a pattern, which nobody reads.
