@@ -139,6 +139,8 @@ class Audit:
         self._batch: Any = None
         self._held = Fetched(None, None)
         self._begun = self._stepped = self._forward_ran = False
+        # The batch that was fetched last, while the model was not in training mode yet.
+        self._aside: Fetched | None = None
         # The loader of the last pass; whether this pass ends with the batch that was fetched.
         self._passed: Any = None
         self._ends_with_batch = False
@@ -370,6 +372,7 @@ class Audit:
             with self._lock:
                 count.fetch(empty=held.empty, trains=trains)
                 self._passes = [*(one for one in self._passes if one is not count), count]
+        self._aside = None if trains else held
         if not trains:
             self._note_reads()
             return batch
@@ -531,6 +534,8 @@ class Audit:
             raise UnauditableTraining(AHEAD)  # here, where the step would be taken
         if self._begun and self._fetches and not (self._stepped and self._ahead):
             return
+        if self._batch is None and self._aside is not None and self._aside.among(args):
+            self._batch, self._held, self._aside = self._aside.batch(), self._aside, None
         waiting = len(self._ahead)
         passed = self._choose(args)
         unsure = bool(self._ahead) and passed is None

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from lightning_audit import AuditReport, PrivacyViolation, attach
 from lightning_audit.canaries.inputs import Mislabeled
 from lightning_audit.results.audit_report import ClaimUsedUp, UnauditableTraining
+from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.testing.faulty import HalfNoise
 
 Loop = Callable[[Any, Made], None]
@@ -366,3 +367,23 @@ def test_a_step_is_examined_on_the_batch_that_it_is_given(tmp_path, by_keyword):
             for batch in cast():
                 train(batch) if by_keyword else audit.step(train, batch)
     assert audit.report.verdict.outcome == "PASS", audit.report.verdict.pass_blockers
+
+
+def test_a_batch_that_is_fetched_before_the_model_trains_again_is_known(tmp_path, monkeypatch):
+    """A loop evaluates after each epoch, and calls `train` in its body, as Hugging Face's does."""
+    training, begun = made(), []
+    begins = AuditRun.start_batch
+
+    def start_batch(run, epoch, batch):
+        begun.append(batch)
+        begins(run, epoch, batch)
+
+    monkeypatch.setattr(AuditRun, "start_batch", start_batch)
+    with attach(*training.training, 50.0, report_dir=tmp_path, examinations=0):
+        for _ in range(2):
+            for batch in training.loader:
+                training.model.train()
+                step(training, batch)
+            training.model.eval()
+    assert begun
+    assert all(batch is not None for batch in begun)
