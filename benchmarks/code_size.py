@@ -312,7 +312,7 @@ EXCEPTIONS = {
     "session/planner": "the wire format between processes",
     "checks/disclosure": "a pattern in numbers",
     "record/store": "the labels of canaries, as a record's header has them",
-    "replay/training_state": "a file of /proc",
+    "replay/other_threads": "a file of /proc",
     "report/figure": "matplotlib's rule for labels",
 }
 

@@ -109,7 +109,7 @@ def test_a_thread_that_waits_costs_no_pass(tmp_path, work):
 
 
 def test_a_thread_that_computes_all_the_time_is_named_in_the_first_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_audit.replay.training_state._LOOKS", 5)
+    monkeypatch.setattr("lightning_audit.replay.other_threads._LOOKS", 5)
     with beside(computes):
         report = audited(tmp_path, plain_loops.mnist_form)
     assert (report.verdict.outcome, report.steps) == ("INCONCLUSIVE", STEPS)
