@@ -712,7 +712,7 @@ def prepare() -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.CRITICAL)
     for module in pkgutil.walk_packages(lightning_audit.__path__, "lightning_audit."):
-        if not module.name.endswith(("__main__", ".clusters")):
+        if not module.name.endswith(("__main__", ".clusters", ".transformers")):
             importlib.import_module(module.name)
     importlib.import_module("matplotlib.backends.backend_agg")
 
