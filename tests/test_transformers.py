@@ -87,7 +87,7 @@ def test_a_checkpoint_has_the_audits_state_and_a_resumed_training_continues_it(c
 def test_every_end_of_a_training_ends_its_audit(cases):
     found = cases("ends")["ends"]
     assert found["breaks"]["error"] == "KeyError: 'a record'"
-    assert found["breaks"]["blockers"] == ["the training broke off with KeyError"]
+    assert "the training broke off with KeyError" in found["breaks"]["blockers"]
     assert found["stop"]["error"] == ""
     assert (found["stop"]["outcome"], found["stop"]["steps"]) == ("VIOLATION", 2)
     assert (found["warn"]["outcome"], found["warn"]["steps"]) == ("VIOLATION", 100)
