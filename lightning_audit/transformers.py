@@ -291,8 +291,13 @@ def _is_library(kind: type) -> bool:
 
 def _passes(state: Any, loader: Any) -> int | None:
     """Return the number of planned passes over the loader; None if they are not whole ones."""
-    whole = state.global_step == 0 and state.max_steps == state.num_train_epochs * len(loader)
-    return int(state.num_train_epochs) if whole else None
+    try:
+        steps = state.num_train_epochs * len(loader)
+    except TypeError:  # of an iterable data set, which has no length
+        return None
+    return (
+        int(state.num_train_epochs) if state.max_steps == steps and not state.global_step else None
+    )
 
 
 def _saved(checkpoint: Any) -> Any:

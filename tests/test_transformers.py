@@ -116,6 +116,7 @@ def test_settings_that_cannot_be_audited_are_refused_with_what_to_write(cases):
     assert found["unknown"].startswith("TypeError")
     assert "claimd" in found["unknown"]
     assert found["negative"].startswith("ValueError: claimed_epsilon=-1")
+    assert found["stream"] == "not_poisson"  # its loader has no length
 
 
 @pytest.mark.nightly

@@ -19,7 +19,7 @@ from opacus.optimizers import DPOptimizer
 from peft import LoraConfig, get_peft_model
 from places import EXAMPLES
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -67,6 +67,14 @@ class Tokens(Dataset):
             "position_ids": torch.arange(LENGTH),
             "labels": labels,
         }
+
+
+class Stream(IterableDataset):
+    """The same records without a length."""
+
+    def __iter__(self):
+        tokens = Tokens(False)
+        return (tokens[place] for place in range(RECORDS))
 
 
 def bert():
@@ -377,7 +385,10 @@ def refused():
             PrivacyAuditCallback(**given)
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
-    return found
+    callback = PrivacyAuditCallback(claimed_epsilon=8.0)
+    trainer = trainer_of(kind=OwnLoader, args=settings(max_steps=10), callbacks=[callback])
+    trainer.train_dataset = Stream()
+    return found | {"stream": run(trainer, callback)["name"]}
 
 
 def accelerated():
