@@ -553,9 +553,12 @@ class AuditSession:
         # If not, another backward pass ran, or its gradients were dropped.
         plan = replace(plan, first=self.planner.parts_are_equal)
         try:
-            return plan if self.step.put_in() else None
+            if not self.step.put_in():
+                return None
         except torch.OutOfMemoryError:
             return self._without_room(plan)
+        self._plan, self.stage = plan, State.IN  # a failure from here on finds the canaries
+        return plan
 
     def _copied_plan(self, claim: StepClaim) -> Plan:
         """Plan a step after its backward passes, and insert its canaries."""

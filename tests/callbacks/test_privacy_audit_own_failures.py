@@ -36,6 +36,8 @@ PLACES = [
     ("prefilled", "swap_rows"),
     ("copied", "exchange"),
     ("ghost", "_look_at"),
+    ("ghost", "count_batch"),
+    ("ghost", "batch_size"),
     ("by hand", "write_all"),
     ("input", "_own_direction"),
     ("split", "_put_in_part"),
