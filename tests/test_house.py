@@ -150,6 +150,8 @@ def test_statistics_use_numpy_and_scipy_only():
 def test_rooms_load_nothing_heavier_than_they_may(kept_out):
     names = sorted(module_name(path) for path in FILES)
     modules = [name for name in names if kept_out <= BARRED.get(room(name), frozenset())]
+    if importlib.util.find_spec("transformers") is None:  # it has an environment of its own
+        modules = [name for name in modules if room(name) != "transformers"]
     assert len(modules) > 70
     script = f"import sys, importlib\nfor name in {modules!r}: importlib.import_module(name)\n"
     loaded = run(script + "print(*{name.partition('.')[0] for name in sys.modules})").split()
