@@ -21,10 +21,17 @@ PAGES = [
     *sorted((DOCS / "estimators").glob("*.md")),
     *(DOCS / f"{name}.md" for name in MORE.split()),
 ]
+#: Every page of the site.
+ALL = sorted(DOCS.rglob("*.md"))
 #: Scripts that draw a figure; one without a `main` is shared by them.
 FIGURES = [
     path for path in sorted((DOCS / "figures").glob("*.py")) if "def main()" in path.read_text()
 ]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(DOCS.parent).as_posix()
+
 
 # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -51,12 +58,25 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatc
         exec(compile(block, page.name, "exec"), names)
 
 
-@pytest.mark.parametrize("page", [README, *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [README, *ALL], ids=name_of)
 def test_the_commands_of_a_page_exist(page):
     lines = [line for block in blocks(page, "console") for line in block.splitlines()]
     for line in lines:
         if line.startswith("lightning-audit "):
-            _parser().parse_args(line.split("#")[0].split()[1:])
+            _parser().parse_args(re.split("[#|]", line)[0].split()[1:])
+
+
+@pytest.mark.parametrize("page", ALL, ids=name_of)
+def test_code_is_read_on_a_narrow_screen(page):
+    code = re.findall(r"^ *```(.*?)\n(.*?)^ *```$", text_of(page), re.MULTILINE | re.DOTALL)
+    assert all(language for language, _ in code)
+    # Outputs are as wide as a program prints them.
+    assert [
+        line
+        for language, text in code
+        for line in text.splitlines()
+        if len(line) > (100 if language == "text" else 70)
+    ] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -15,7 +15,12 @@ from lightning_audit.results.audit_report import LikelyFault, Place
 from lightning_audit.results.report_details import places_in
 
 PAGE = (DOCS / "gate.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```console\n\$ (.*?)\n(.*?)```", PAGE, flags=re.DOTALL)
+BLOCKS = [
+    (command.replace("\\\n", ""), shown)
+    for command, shown in re.findall(
+        r"```console\n([^`]*)\n```\n\n```text\n(.*?)```", PAGE, flags=re.DOTALL
+    )
+]
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +63,9 @@ def test_an_output_of_the_page_is_that_of_the_command(command, shown, capsys):
     printed = capsys.readouterr()
     assert printed.err == ""
     lines = printed.out.splitlines()
+    if "--format github" in command:  # the page breaks an annotation
+        assert printed.out.split() == shown.split()
+        return
     if "--format markdown" in command:  # its table; the findings follow
         first = str(lines.index("", 3))
     if first:

@@ -19,7 +19,9 @@ def text_of(page: Path) -> str:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text_of(page), flags=re.DOTALL)
+    """The code of a page; a command that goes on in a further line is one line."""
+    shown = re.findall(rf"```{language}\n(.*?)```", text_of(page), flags=re.DOTALL)
+    return [re.sub(r"\\\n +", "", text) for text in shown] if language == "console" else shown
 
 
 def run(code: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
