@@ -32,7 +32,14 @@ from lightning_audit.report.page_verdict import (
     verdict_meaning,
     verdict_sentence,
 )
-from lightning_audit.report.text import counts_line, powers, refutes_mechanism, warnings_of
+from lightning_audit.report.text import (
+    accountant_of,
+    by_accountant,
+    counts_line,
+    powers,
+    refutes_mechanism,
+    warnings_of,
+)
 from lightning_audit.results.audit_report import AuditReport, Outcome, measured_words
 from lightning_audit.results.report_json import plain
 
@@ -276,8 +283,7 @@ def _measured(report: AuditReport) -> Iterator[CardRow]:
 
 
 def _accounting(report: AuditReport) -> str:
-    accountant = claimed(report, "accountant")
-    by = f"; the claim is by the accountant {_shown(accountant)}" if accountant else ""
+    by = f"; the claim is by the {accountant_of(report)}" if by_accountant(report) else ""
     if report.trainings is not None:
         return "the claim's own epsilon; what ran is judged by guesses alone"
     if report.epsilon_spent is None:
@@ -405,6 +411,7 @@ def privacy_block(report: AuditReport, facts: Mapping[str, str] = {}) -> dict[st
         "epsilon_that_holds": report.epsilon_that_holds if report.epsilon_refuted_by else None,
         "epsilon_claimed": report.claimed_epsilon,
         "epsilon_spent": None if refutes_mechanism(report) else report.epsilon_spent,
+        "accounting": _accounting(report),
         "epsilon_proved_at_least": report.epsilon_lower,
         "epsilon_proved_at_planned_end": report.epsilon_lower_at_end,
         "epsilon_not_excluded": report.epsilon_not_excluded,

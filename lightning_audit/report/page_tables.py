@@ -32,6 +32,7 @@ from lightning_audit.report.page_parts import (
     upright,
 )
 from lightning_audit.report.text import (
+    accountant_of,
     by_accountant,
     is_correlated,
     lower,
@@ -226,7 +227,11 @@ def _epsilons(report: AuditReport, high: float) -> Iterator[EpsilonRow]:
 
 def _promise(report: AuditReport, claim: float) -> str:
     accounted = by_accountant(report)
-    by = "By the accountant, for the stated steps: n" if accounted else "The promise: n"
+    by = (
+        f"By the {accountant_of(report)}, for the stated steps: n"
+        if accounted
+        else "The promise: n"
+    )
     sure = 1.0 / (1.0 + math.exp(-claim))
     refuted = claim != report.epsilon_that_holds and ", ".join(report.epsilon_refuted_by)
     doubt = f" With {refuted} allowed, the claim is not known to hold." if refuted else ""
@@ -240,7 +245,7 @@ def _promise(report: AuditReport, claim: float) -> str:
 
 def _books(report: AuditReport, spent: float) -> str:
     found = percent(most_found(spent, report.delta))
-    words = f"Composed from the stated noise and the steps; sampling: {sampling_words(report)}."
+    words = f"Computed from the stated noise and the steps; sampling: {sampling_words(report)}."
     if _of_mechanism(report):
         return f"{words} The training did not do what it states, so the true cost is another one."
     return (
@@ -326,11 +331,12 @@ def _rows(report: AuditReport) -> Iterator[MethodRow]:
     significance = report.settings.get("significance")
     if claim is not None:
         accounted = by_accountant(report)
-        how = "the accountant's epsilon of these steps" if accounted else "stated by the user"
+        by = f"computed by the {accountant_of(report)} for these steps"
+        how = by if accounted else "claimed by the user"
         how = how if trainings is None else f"of {visible(trainings.claim)}"
         yield "Claimed ε", number(claim, 4), how, DASH, ()
     if spent is not None:
-        how = "composed from the stated noise and the steps that ran"
+        how = "privacy loss distributions of the stated noise and the steps that ran"
         yield "Spent ε", number(spent, 4), how, "computed, rounded up", _of_spent(report)
     yield from map(_bound, report.bounds)
     if free is not None:

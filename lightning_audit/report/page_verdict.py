@@ -158,15 +158,16 @@ def facts(report: AuditReport) -> list[Fact]:
         return facts_of_trainings(report.trainings)
     planned = report.planned_steps
     of = f"of {planned:,} planned" if planned and planned != report.steps else ""
-    stated = "-" if report.claimed_epsilon is None else number(report.claimed_epsilon)
+    name = "Claimed ε"
+    claimed = "-" if report.claimed_epsilon is None else number(report.claimed_epsilon)
     holds = report.claimed_epsilon in (None, report.epsilon_that_holds)
     at = f"at δ = {number(report.delta)}{report.of_items}{'' if holds else ', not known to hold'}"
     if (one := report.epsilon_measured) and not one.planned and report.epsilon_spent is not None:
-        at = f"over {plural(one.steps, 'step')}; {stated} is claimed for the training"
-        stated = number(report.epsilon_spent)
+        at = f"over {plural(one.steps, 'step')}; {claimed} is claimed for the training"
+        name, claimed = "Computed ε", number(report.epsilon_spent)
     found: list[Fact] = [
-        ("Stated ε", stated, at),
-        ("Found ε", *_found_in_words(report)),
+        (name, claimed, at),
+        _found_in_words(report),
         ("Steps audited", f"{report.steps:,}", of),
     ]
     if len(report.optimizers) > 1:
@@ -187,18 +188,20 @@ def facts(report: AuditReport) -> list[Fact]:
     return found
 
 
-def _found_in_words(report: AuditReport) -> Pair:
-    """Return the epsilon of what ran, as far as the audit knows it, as text, and what it is."""
+def _found_in_words(report: AuditReport) -> Fact:
+    """Return the epsilon of what ran, as measured or computed, as far as the audit knows it."""
+    name = "Found ε"
     one, proved = report.epsilon_measured, report.epsilon_lower
     if one is not None and one.lower > 100.0:
-        return "above 100", "as measured"
+        return name, "above 100", "as measured"
     if one is not None and one.about is not None and one.upper is not None:
-        return f"about {number(one.about, 2)}", f"{number(one.lower)} to {number(one.upper)}"
+        return name, f"about {number(one.about, 2)}", f"{number(one.lower)} to {number(one.upper)}"
     if one is not None:
-        return f"at least {number(one.lower)}", "as measured"
+        return name, f"at least {number(one.lower)}", "as measured"
     if (found := report.epsilon_spent) is None or refutes_mechanism(report):
-        return "unknown", f"at least {number(proved)} is proved" if proved else "none is proved"
-    return number(found), "spent in these steps"
+        known = f"at least {number(proved)} is proved" if proved else "none is proved"
+        return name, "unknown", known
+    return "Computed ε", number(found), "for these steps and the stated noise"
 
 
 def subject(report: AuditReport) -> str:

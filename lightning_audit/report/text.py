@@ -116,6 +116,13 @@ def by_accountant(report: AuditReport) -> bool:
     return report.settings.get("claimed_epsilon", 0.0) is None
 
 
+def accountant_of(report: AuditReport) -> str:
+    """Return the accountant of the optimizer, such as "PRV accountant"; its name may be unknown."""
+    named = report.claim.get("accountant")
+    known = named is not None and isinstance(named.value, str)
+    return f"{named.value.upper()} accountant" if named and known else "accountant"
+
+
 def three_epsilons(report: AuditReport) -> dict[str, float | None]:
     """Return the proved, spent and claimed epsilon; a bound of 0 is no sign of privacy."""
     return {
@@ -606,10 +613,10 @@ def epsilons(report: AuditReport) -> str:
     if is_correlated(report):
         return "not composed: the mechanism alone was judged"
     proved, free = report.epsilon_lower, report.epsilon_not_excluded
-    remarks = ["accountant"] if by_accountant(report) else []
+    remarks = [accountant_of(report)] if by_accountant(report) else []
     remarks += [] if report.claim_holds else ["not known to hold"]
-    cost = " (as stated)" if refutes_mechanism(report) else ""
-    cost = " (holds)" if report.epsilon_refuted_by else cost
+    cost = " (PLD, as stated)" if refutes_mechanism(report) else " (PLD)"
+    cost = " (PLD, holds)" if report.epsilon_refuted_by else cost
     known = {
         "claimed {}" + (f" ({', '.join(remarks)})" if remarks else ""): report.claimed_epsilon,
         f"spent {{}}{cost}": report.epsilon_spent,
@@ -786,14 +793,14 @@ def evidence_of(check: CheckResult) -> str:
 
 
 def _epsilon_lines(report: AuditReport) -> list[str]:
-    source = " (by the accountant)" if by_accountant(report) else ""
+    source = f" (by the {accountant_of(report)})" if by_accountant(report) else ""
     by, end = ", ".join(report.epsilon_refuted_by), report.epsilon_lower_at_end
     if report.claimed_epsilon is not None and not report.claim_holds:
         source += f" (not known to hold with {by} allowed)"
     readings = "readings" if report.trainings is None else "coins, at any look"
     numbers = {
         f"claimed {{}}{source}": report.claimed_epsilon,
-        f"spent {{}} ({'holds' if by else 'composed from the steps'})": report.epsilon_spent,
+        f"spent {{}} ({'holds' if by else 'composed from the steps, PLD'})": report.epsilon_spent,
         f"proved at least {{}} (from the {readings})": report.epsilon_lower,
         **({} if report.trainings else {"at the planned end at least {}": end}),
         "not excluded up to {}": report.epsilon_not_excluded,

@@ -296,7 +296,7 @@ def measured_words(report: AuditReport, *, source: bool = False) -> str:
     if found.planned and found.steps > report.steps and report.history:
         over += f" at noise multiplier {report.history[-1][0]:.3g}"
     if not found.planned and report.epsilon_spent is not None:
-        over += f", where {report.epsilon_spent:.3g} is stated"
+        over += f", where {report.epsilon_spent:.3g} is computed"
     alike = "steps and small tensors" if found.least_noise else "steps and tensors"
     alike = "steps" if found.of else alike
     if found.most is not None:

@@ -156,7 +156,7 @@ def test_a_second_finding_is_named_beside_it(trained):
 
 def test_a_claim_above_the_epsilon_that_holds_is_shown_as_it_is(trained):
     found = trained(Shuffled(), allow=NAME, claimed_epsilon=7.0)
-    assert "claimed 7, spent 6.573 (holds)" in as_text(found.report)
+    assert "claimed 7, spent 6.573 (PLD, holds)" in as_text(found.report)
     assert found.report.epochs[-1]["claimed_epsilon"] == 7.0
     assert "audit/claimed_epsilon" in found.logged
 
