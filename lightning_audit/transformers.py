@@ -133,7 +133,7 @@ class PrivacyAuditCallback(TrainerCallback):
             self._refused = error.report
             raise
         if args.max_grad_norm > 0.0:
-            self.audit.note(_NORM)
+            self.audit._note(_NORM)
         for name in _OF_TRAINING:
             setattr(trainer, name, self._ended_by_errors(getattr(trainer, name)))
         self._couples = _couples(trainer)
@@ -153,8 +153,8 @@ class PrivacyAuditCallback(TrainerCallback):
         if control.should_training_stop or state.global_step >= state.max_steps:
             self.audit.end_epoch()
         else:
-            self.audit.asks()
-            self.audit.ends_pass()
+            self.audit._asks()
+            self.audit._ends_pass()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Save the audit's state in the folder of the checkpoint."""
@@ -196,7 +196,7 @@ class PrivacyAuditCallback(TrainerCallback):
             if isinstance(labels, torch.Tensor) and labels.dim() > 1 and self.audit is not None:
                 numbers = labels.ne(_NO_LABEL).flatten(1).sum(1)
                 if bool((numbers != numbers[:1]).any()):
-                    self.audit.couples(_TOKENS)
+                    self.audit._couples(_TOKENS)
                     self._couples = False
 
     def _close(self, error: BaseException | None) -> None:

@@ -87,7 +87,7 @@ class OneFit(Callback):
         held = {name: v for name, v in vars(self).items() if name not in ("log", "log_dict")}
         return held | {"_trainer": None}
 
-    def take(self, trainer: Any) -> None:
+    def _take(self, trainer: Any) -> None:
         """Bind this callback to a Trainer whose fit is about to begin.
 
         Raises:
@@ -104,7 +104,7 @@ class OneFit(Callback):
                 )
             self._trainer = ref(trainer)
 
-    def serves(self, trainer: Any) -> bool:
+    def _serves(self, trainer: Any) -> bool:
         """Return whether the callback is bound to this Trainer."""
         return self._trainer is not None and self._trainer() is trainer
 
@@ -145,17 +145,17 @@ def of_its_run(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Wrap a hook like `guarded`, and pass it the callback's run; without a run it does nothing.
 
-    It also does nothing for a Trainer that `take` refused: Lightning calls its hooks all the same.
+    It also does nothing for a Trainer that `_take` refused: Lightning calls its hooks all the same.
     """
 
     def instead(callback: Any, /, *args: Any, **kwargs: Any) -> None:
-        if callback.serves(args[0]):
+        if callback._serves(args[0]):
             otherwise(callback, *args, **kwargs)
 
     def with_run(hook: Callable[Concatenate[Any, _Run, _Args], None]) -> Callable[..., None]:
         @functools.wraps(hook)
         def called(callback: Any, /, *args: _Args.args, **kwargs: _Args.kwargs) -> None:
-            if callback._run is not None and callback.serves(args[0]):
+            if callback._run is not None and callback._serves(args[0]):
                 hook(callback, callback._run, *args, **kwargs)
 
         return guarded(instead)(called)

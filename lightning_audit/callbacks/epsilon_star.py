@@ -229,7 +229,7 @@ class EpsilonStar(OneFit):
         """Refuse a module without losses before the training starts."""
         if stage != "fit":
             return
-        self.take(trainer)
+        self._take(trainer)
         self.history = []
         if self.losses is None and not callable(getattr(pl_module, LOSS_HOOK, None)):
             raise MisconfigurationException(

@@ -97,7 +97,7 @@ class Examination(OneFit):
         """Refuse a training that cannot be examined, before it starts."""
         if stage != "fit":
             return
-        self.take(trainer)
+        self._take(trainer)
         if trainer.world_size > 1:
             raise MisconfigurationException(
                 f"Examination replays the steps of one process only, the Trainer has "
@@ -156,7 +156,7 @@ class Examination(OneFit):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Remove the hooks, unless this Trainer was refused the callback."""
-        if self.serves(trainer):
+        if self._serves(trainer):
             self._forget()
 
     # ------------------------------------------------------------------ the step

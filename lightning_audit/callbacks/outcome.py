@@ -41,7 +41,7 @@ def not_begun(audit: Any, trainer: Any, *_: Any, **__: Any) -> None:
 def end_failed(audit: Any, trainer: Any, *_: Any) -> None:
     """Replace the training's end after a failure: write what was found before it."""
     writes = trainer.is_global_zero and not trainer.fast_dev_run
-    close_failed(audit, audit.directory(trainer) if writes else None)
+    close_failed(audit, audit._directory(trainer) if writes else None)
 
 
 def fit_end_failed(audit: Any, trainer: Any, *_: Any) -> None:

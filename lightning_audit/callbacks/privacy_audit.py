@@ -167,7 +167,7 @@ class PrivacyAudit(OneFit):
 
     # ------------------------------------------------------------------ its arguments
 
-    def directory(self, trainer: Any) -> Path:
+    def _directory(self, trainer: Any) -> Path:
         """Return the directory of the report and observations of a Trainer's training."""
         return Path(self.report_dir or Path(trainer.default_root_dir) / "audit")
 
@@ -218,7 +218,7 @@ class PrivacyAudit(OneFit):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what cannot be audited, before the training starts."""
         if stage == "fit":
-            self.take(trainer)
+            self._take(trainer)
             if self._run is not None:  # a training that was broken off without a teardown
                 attempt(self._release)
             self._run = self._ranks = None
@@ -237,7 +237,7 @@ class PrivacyAudit(OneFit):
             self.config,
             training_info(trainer, begins=False),
             self._ranks,
-            self.directory(trainer),
+            self._directory(trainer),
         )
         run.take_directory(again=again)
         if again:
@@ -391,7 +391,7 @@ class PrivacyAudit(OneFit):
     @guarded(outcome.release_failed)
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Remove all hooks and references to the training; the report is kept."""
-        if stage == "fit" and self.serves(trainer) and self._run is not None:
+        if stage == "fit" and self._serves(trainer) and self._run is not None:
             if self._ended and self._end_again(self._run, trainer, "a hook on_fit_end or teardown"):
                 warn_of_end(self._run)
             self._close(trainer, pl_module)

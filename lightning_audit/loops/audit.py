@@ -175,7 +175,7 @@ class Audit:
 
     # ------------------------------------------------------------------ begin
 
-    def begin(self) -> None:
+    def _start(self) -> None:
         """Attach to the training; see `attach`."""
         atexit.register(self._at_exit)
         try:
@@ -298,23 +298,23 @@ class Audit:
 
     @property
     @_guarded(lambda *_: False)
-    def replays(self) -> bool:
+    def _replays(self) -> bool:
         """Whether this thread runs a replay of a step."""
         return self._user.runs and not self._is_elsewhere
 
     @property
-    def failure(self) -> str:
+    def _failure(self) -> str:
         """Where the audit failed; empty if it did not."""
         return self._boundary.failure
 
     @_guarded()
-    def add_lost(self, phases: Sequence[Phase] | None) -> None:
+    def _add_lost(self, phases: Sequence[Phase] | None) -> None:
         """Count earlier rounds whose audits were lost; see `EarlierFits.add_lost`."""
         if self._run is not None:
             self._run.fits.add_lost(phases)
 
     @_guarded(lambda *_: False)
-    def follows(self, loader: Any) -> bool:
+    def _follows(self, loader: Any) -> bool:
         """Return whether a loader draws this training's batches; see `loops.events`."""
         own, run = self._loop.loader, self._run
         if own is None or run is None or not (self._looks or self._is_elsewhere):
@@ -329,7 +329,7 @@ class Audit:
         return followed
 
     @_guarded()
-    def starts_pass(self, loader: Any) -> None:
+    def _starts_pass(self, loader: Any) -> None:
         """Note a memory manager's loader, which is made when a pass begins."""
         if not self._is_elsewhere:
             if self._ends_with_batch and self._in_epoch and not self._begun:
@@ -343,12 +343,12 @@ class Audit:
             self._run.lints.split(self._passed)
 
     @_guarded(_batch_as_it_is)
-    def around(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _around(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return the iterator of a followed loader."""
         return Batches(batches, self, PassCount())
 
     @_guarded()
-    def asks(self) -> None:
+    def _asks(self) -> None:
         """End the last batch: nothing is trained on it any more."""
         if self._is_elsewhere:
             return
@@ -361,7 +361,7 @@ class Audit:
             self._end_batch()
 
     @_guarded(_batch_as_it_is)
-    def fetched(self, batch: Any, count: PassCount | None = None) -> Any:
+    def _fetched(self, batch: Any, count: PassCount | None = None) -> Any:
         """Hold a batch, which begins with its first forward pass: the loop may not train on it."""
         run = self._run
         if run is None or not (self._looks or self._is_elsewhere):  # which no replay stops
@@ -396,7 +396,7 @@ class Audit:
         return self._batch
 
     @_guarded()
-    def ends_pass(self, count: PassCount | None = None) -> None:
+    def _ends_pass(self, count: PassCount | None = None) -> None:
         """End the pass over the loader."""
         if count is not None:
             count.over = True
@@ -634,19 +634,19 @@ class Audit:
                 _log.warning("privacy audit: %s", told)
 
     @_guarded(lambda *_: False)
-    def clips(self, loss: Any) -> bool:
+    def _clips(self, loss: Any) -> bool:
         """Return whether a loss of ghost clipping is this training's; see `loops.events`."""
         return self._looks and self._begun and any(loss.optimizer is o for o in self._private)
 
     @_guarded()
-    def before_ghost(self, loss: Any) -> None:
+    def _before_ghost(self, loss: Any) -> None:
         """Lay out the canaries before the two backward passes of ghost clipping."""
         if (run := self._run) is not None:
             self._see_loss(run, loss, loss.loss_per_sample.grad_fn)
             run.prepare(loss, 1)
 
     @_guarded()
-    def after_ghost(self) -> None:
+    def _after_ghost(self) -> None:
         """Hide the canaries after them."""
         if self._run is not None:
             self._run.conceal()
@@ -695,7 +695,7 @@ class Audit:
     # ------------------------------------------------------------------ what the user sees
 
     @_guarded()
-    def couples(self, divisor: str) -> None:
+    def _couples(self, divisor: str) -> None:
         """Take that a divisor of the loss couples records; see `checks.replay.Coupling`."""
         if (run := self._run) is not None and self._looks:
             run.course.coupling.divisor, run.look_is_due = divisor, True
@@ -703,7 +703,7 @@ class Audit:
             self._raise_if_told()
 
     @_guarded()
-    def note(self, sentence: str) -> None:
+    def _note(self, sentence: str) -> None:
         """Log a remark on the training, which the report's notes then have."""
         if self._run is not None:
             _log.warning("privacy audit: %s", sentence)
@@ -714,7 +714,7 @@ class Audit:
         """The report so far; None before the first evaluation."""
         return self._run.report if self._run is not None else self._report
 
-    def planned(self) -> tuple[int, int | None, Sequence[AuditSession], str]:
+    def _planned(self) -> tuple[int, int | None, Sequence[AuditSession], str]:
         """Return steps so far and planned, sessions, and the warning if these exceed the claim."""
         sessions = () if self._run is None else tuple(self._run.sessions)
         steps = sum(session.recorder.steps for session in sessions)
@@ -992,9 +992,9 @@ def attach(
     try:
         check_arguments(given)
         audit = Audit(config, given)
-        audit.begin()
+        audit._start()
     except _DELIBERATE:
         raise
-    except Exception as error:  # the audit's own; within `begin` it is caught there
+    except Exception as error:  # the audit's own; within `_start` it is caught there
         audit = cast("Audit", Unattached(config, Path(report_dir), error))
     return audit

@@ -146,15 +146,15 @@ class Batches:
         return self
 
     def __next__(self) -> Any:
-        if self._listener.replays:
+        if self._listener._replays:
             raise ReachesOut("the step fetches another batch")
-        self._listener.asks()
+        self._listener._asks()
         try:
             batch = next(self._inner)
         except StopIteration:
-            self._listener.ends_pass(self._count)
+            self._listener._ends_pass(self._count)
             raise
-        return self._listener.fetched(batch, self._count)
+        return self._listener._fetched(batch, self._count)
 
     def __len__(self) -> int:
         return len(self._inner)  # type: ignore[arg-type]
@@ -250,12 +250,12 @@ class _ClassHook:
 
 def _iterates(own: Any, listeners: list[Listener]) -> Any:
     def iterate(loader: Any) -> Any:
-        followed = [one for one in listeners if one.follows(loader)]
+        followed = [one for one in listeners if one._follows(loader)]
         for one in followed:
-            one.starts_pass(loader)
+            one._starts_pass(loader)
         batches = own(loader)
         for one in followed:
-            batches = one.around(batches)
+            batches = one._around(batches)
         return batches
 
     return iterate
@@ -263,12 +263,12 @@ def _iterates(own: Any, listeners: list[Listener]) -> Any:
 
 def _clips(own: Any, listeners: list[Listener]) -> Any:
     def backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
-        concerned = [one for one in listeners if one.clips(loss)]
+        concerned = [one for one in listeners if one._clips(loss)]
         for one in concerned:
-            one.before_ghost(loss)
+            one._before_ghost(loss)
         result = own(loss, *args, **kwargs)
         for one in concerned:
-            one.after_ghost()
+            one._after_ghost()
         return result
 
     return backward

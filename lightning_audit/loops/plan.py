@@ -61,10 +61,10 @@ def plan(
                 now, mine = time.perf_counter(), OWN_TIME.seconds
                 times.append((now - began, mine - own))
                 on_batch()
-                if counted.shown(audit.planned()[2]):
+                if counted.shown(audit._planned()[2]):
                     break
                 began, own = time.perf_counter(), OWN_TIME.seconds
-            _, planned, sessions, warned = audit.planned()
+            _, planned, sessions, warned = audit._planned()
             report = audit.close()
         except UnauditableTraining as error:
             return Preview(str(error))

@@ -65,7 +65,7 @@ class _OpenRounds:
 
         def count(one: Any, *_: Any) -> None:
             nonlocal least, steps
-            if os.getpid() == process and not audit.replays:
+            if os.getpid() == process and not audit._replays:
                 steps += 1
                 with contextlib.suppress(Exception):  # such as a full disk
                     least = min(float(getattr(one, "noise_multiplier", stated)), least)
@@ -147,7 +147,7 @@ class Rounds:
             if counted.lost and (shuffled or self._is_violated()):
                 lost = None  # a violation of a lost round is lost with its state
         audit = attach(model, optimizer, loader, report_dir=self._directory, state=state, **given)
-        audit.add_lost(lost)
+        audit._add_lost(lost)
         with contextlib.suppress(Exception):
             counted.count(audit, optimizer, given.get("claim"), loader)
         try:
@@ -160,7 +160,7 @@ class Rounds:
         finally:  # the steps of a round that raised count, too
             kept = False
             try:
-                kept = self._keep(audit.state_dict()) and not audit.failure
+                kept = self._keep(audit.state_dict()) and not audit._failure
             except Exception as error:  # such as a full disk
                 _log.error("privacy audit: this round could not be kept (%s)", reason_of(error))
             with contextlib.suppress(Exception):

@@ -173,11 +173,11 @@ class Unattached:
     """
 
     def __init__(self, config: AuditConfig, directory: Path, error: Exception) -> None:
-        self.failure, line = where(error)
-        _log.error("privacy audit: attach failed (%s:%d); nothing is audited", self.failure, line)
+        self._failure, line = where(error)
+        _log.error("privacy audit: attach failed (%s:%d); nothing is audited", self._failure, line)
         #: INCONCLUSIVE; the rest is as `Audit` has it.
-        self.report = failed_report(None, config, config.settings(), self.failure)
-        self.metrics, self.should_stop, self.replays = dict[str, float](), False, False
+        self.report = failed_report(None, config, config.settings(), self._failure)
+        self.metrics, self.should_stop, self._replays = dict[str, float](), False, False
         self._config, files = config, ReportFiles(directory)
         attempt(partial(files.write, REPORT_NAME, self.report.save, beside=True))
         attempt(files.release)
@@ -201,9 +201,9 @@ class Unattached:
         return iterable
 
     def follow(self, *_: Any, **__: Any) -> None:
-        """Do nothing, as `end_epoch` and `add_lost`."""
+        """Do nothing, as the others."""
 
-    end_epoch = add_lost = follow
+    end_epoch = _add_lost = _note = _asks = _ends_pass = _couples = follow
 
     def __enter__(self) -> Unattached:
         return self

@@ -4,6 +4,7 @@ import atexit
 import copy
 import io
 import pickle
+import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,9 +20,11 @@ from stages import staged
 from torch.nn.modules import module as modules
 from torch.utils.data import DataLoader
 
+import lightning_audit
 from lightning_audit import AuditReport, ClaimUsedUp, InconclusiveAudit, PrivacyViolation, attach
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.loops.events import _HOOKS, Listening, listeners
+from lightning_audit.loops.training import Unattached
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.earlier_fits import forget_fits
@@ -418,6 +421,14 @@ def test_an_audit_that_fails_when_it_is_attached_lets_the_loop_run(
         assert torch.equal(one, other)
     with pytest.raises(InconclusiveAudit):
         attach(*made().training, 50.0, report_dir=tmp_path, on_inconclusive="raise").close()
+
+
+@pytest.mark.parametrize("name", ["transformers", "loops/rounds"])
+def test_an_audit_that_could_not_begin_has_what_others_call_of_an_audit(name):
+    source = (Path(lightning_audit.__file__).parent / f"{name}.py").read_text()
+    called = set(re.findall(r"\baudit\.(\w+)\(", source))
+    assert called >= {"close", "state_dict"}
+    assert called <= {*dir(Unattached)}
 
 
 @pytest.mark.parametrize(
