@@ -12,12 +12,13 @@ FLOWER := benchmarks/.environments/flower
 TRANSFORMERS := benchmarks/.environments/transformers
 BUILD := benchmarks/.environments/build
 FRESH := benchmarks/.environments/fresh
+SITE := benchmarks/.environments/site
 # Tests of `make lowest` and `make costs`, such as SELECT="tests/stats".
 SELECT := tests
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=worksteal
 MEASURED := tests/.costs.jsonl
 
-.PHONY: demo test lint fast heavy costs browser lowest nightly bench bench-peers gpu dist clean
+.PHONY: demo test lint fast heavy costs docs browser lowest nightly bench bench-peers gpu dist clean
 
 # The main job on real data: four trainings, three of them faulty. Ends with a table of reports.
 demo: $(VENV)/.examples
@@ -46,8 +47,13 @@ costs: $(VENV)/.dev
 	LIGHTNING_AUDIT_COSTS=$(MEASURED) $(PYTEST) -m "not nightly" $(SELECT)
 	$(BIN)/python tests/support/costs.py $(MEASURED) $(if $(filter tests,$(SELECT)),--whole)
 
-# Pages of reports in headless Chromium, which is installed if this is root and the PATH has none.
-browser: $(VENV)/.browser
+# The site, in .site/html: a link, an anchor or a name that does not exist is an error. Only the first
+# call needs a network.
+docs: $(SITE)/.dev
+	$(SITE)/bin/python docs/build/build_site.py
+
+# Pages of reports and of the site in headless Chromium, which is installed if this is root and the PATH has none.
+browser: $(VENV)/.browser docs
 	$(BIN)/python tests/support/chromium.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest --durations=5 -m browser tests/browser
 
@@ -105,6 +111,11 @@ $(VENV)/.browser: $(VENV)/.dev
 $(LOWEST)/.dev: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/$(PIP) --constraint constraints-lowest.txt --editable ".[test]"
+	touch $@
+
+$(SITE)/.dev: constraints-site.txt
+	$(PYTHON) -m venv --clear $(SITE)
+	$(SITE)/bin/$(PIP) --constraint constraints-site.txt zensical mkdocstrings-python ruff
 	touch $@
 
 $(BUILD)/.tools:

@@ -56,12 +56,14 @@ class Shown:
 
     Args:
         browser: of `chromium`.
-        path: of the page.
+        page: its path, or its address.
         width: of the window in pixels.
         scheme: "light" or "dark".
     """
 
-    def __init__(self, browser: Any, path: Path, width: int = 1280, scheme: str = "light") -> None:
+    def __init__(
+        self, browser: Any, page: Path | str, width: int = 1280, scheme: str = "light"
+    ) -> None:
         self._context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
         )
@@ -73,7 +75,7 @@ class Shown:
         self.page.on("console", lambda message: self.complaints.append(message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("dialog", self._dismiss)
-        address = path.resolve().as_uri()
+        address = page if isinstance(page, str) else page.resolve().as_uri()
         self.page.on(
             "request",
             lambda request: self.requests.append(request.url) if request.url != address else None,

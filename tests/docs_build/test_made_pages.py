@@ -5,6 +5,7 @@ import inspect
 import math
 from pathlib import Path
 
+import build_site
 import checks_page
 import disclosure_page
 import faults_page
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 import readme_rows
 import shares_table
+import yaml
 from literature import CHOICES, METHODS, SIGNIFICANCE, holds_from, looks, steps_needed
+from places import DOCS, REPOSITORY
 from readme_rows import PARTS, README, costs, shown, topics
 from selftest_page import PAGE as SELFTEST_PAGE
 from selftest_page import Compared
@@ -208,3 +211,26 @@ def test_the_table_has_every_share_once():
     assert sorted(named) == sorted(f"`{name}`" for name in (*shares(), *shares(warns=True)))
     told = math.fsum(float(share) * (names.count(",") + 1) for share, names in rows[:-1])
     assert told == pytest.approx(math.fsum(shares().values()), rel=1e-3)
+
+
+# --- The site.
+
+
+def test_each_page_is_in_the_sites_navigation():
+    def pages(entries):
+        for entry in entries:
+            value = entry if isinstance(entry, str) else next(iter(entry.values()))
+            yield from [value] if isinstance(value, str) else pages(value)
+
+    config = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
+    there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    assert sorted(pages(config["nav"])) == sorted(there | {"changelog.md", build_site.repository()})
+
+
+def test_links_of_pages_lead_to_pages_and_others_to_the_repository():
+    text = "[a](plan.md#now) [b](../examples/digits.py) [c](#here) [d](https://e.org/x)"
+    assert build_site.with_links(text, "docs/gate.md") == text.replace(
+        "../examples", f"{build_site.repository()}/blob/main/examples"
+    )
+    assert build_site.with_links("[a](docs/api/cli.md)", "CHANGELOG.md") == "[a](api/cli.md)"
+    assert build_site.with_links("[a](../plan.md)", "docs/api/cli.md") == "[a](../plan.md)"

@@ -1,0 +1,74 @@
+"""The site in headless Chromium: each page on a desk and a phone, by day and by night."""
+
+import functools
+import http.server
+import threading
+
+import pytest
+from browser_pages import Shown, chromium
+from places import REPOSITORY
+
+pytestmark = pytest.mark.browser
+SITE = REPOSITORY / ".site" / "html"
+WIDTHS = (1280, 390)
+#: One page of each kind, which axe-core reads in each window and scheme; it reads the others once.
+KINDS = {".", "checks", "gate", "experiments/epsilon_star_sweep"}
+#: What is out of sight to the right, and in no box that scrolls.
+_CUT = """() => [...document.querySelectorAll('.md-content *')].filter(e =>
+  e.getBoundingClientRect().right > innerWidth + 1 && e.checkVisibility()
+  && ![...parents(e)].some(p => ['auto', 'scroll'].includes(getComputedStyle(p).overflowX))
+).map(e => e.outerHTML.slice(0, 200))
+function* parents(e) { for (let p = e; p; p = p.parentElement) yield p; }"""
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def address():
+    """Address of a server of the site, which `make docs` built."""
+    assert SITE.exists(), "run `make docs`"
+    handler = functools.partial(_Quiet, directory=SITE)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as started:
+        yield started
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_are_accessible_cut_nothing_and_ask_no_other_host(browser, address, scheme):
+    pages = sorted(str(path.parent.relative_to(SITE)) for path in SITE.rglob("index.html"))
+    assert len(pages) > 50
+    assert set(pages) > KINDS
+    shown, found = Shown(browser, address, scheme=scheme), []
+    for name in pages:
+        shown.page.goto(f"{address}{name}/")
+        assert (shown.brightness() > 128) == (scheme == "light")
+        for width in WIDTHS:
+            shown.look(width, scheme)
+            where = f"{name}, {width} pixels, {scheme}: "
+            found += [f"{where}cut: {each}" for each in shown.page.evaluate(_CUT)]
+            if name in KINDS or (width, scheme) == (1280, "light"):
+                found += [where + each for each in shown.findings_of_axe()]
+    assert found == []
+    assert shown.complaints == []
+    assert [url for url in shown.requests if not url.startswith((address, "data:"))] == []
+    shown.close()
+
+
+def test_the_search_finds_a_check(browser, address):
+    shown = Shown(browser, address)
+    shown.page.wait_for_load_state("networkidle")
+    shown.page.keyboard.press("Control+k")
+    shown.page.keyboard.type("noise.tensor")
+    shown.page.get_by_role("link", name="Noise in each tensor").first.click()
+    shown.page.wait_for_url("**/checks/**")
+    shown.close()
