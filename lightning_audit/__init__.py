@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from lightning_audit.dpsgd.hand_over import per_sample as per_sample
     from lightning_audit.dpsgd.hand_over import released as released
     from lightning_audit.dpsgd.hand_over import rows as rows
+    from lightning_audit.loops.attaching import attach as attach
     from lightning_audit.loops.audit import Audit as Audit
-    from lightning_audit.loops.audit import attach as attach
     from lightning_audit.loops.rounds import Rounds as Rounds
     from lightning_audit.many.audit_trainings import audit_training as audit_training
     from lightning_audit.record.scores import CanaryScores as CanaryScores
@@ -49,7 +49,7 @@ _HOMES = {
     "Resolution": "lightning_audit.verdict.judge",
     "Rounds": "lightning_audit.loops.rounds",
     "Verdict": "lightning_audit.results.audit_report",
-    "attach": "lightning_audit.loops.audit",
+    "attach": "lightning_audit.loops.attaching",
     "assert_privatizes": "lightning_audit.blackbox.privatize",
     "audit_mechanism": "lightning_audit.blackbox.mechanism",
     "audit_training": "lightning_audit.many.audit_trainings",

@@ -324,7 +324,7 @@ def privacy_attach(request: pytest.FixtureRequest) -> Callable[..., Audit]:
     Call it with model, optimizer and loader. The marker ``privacy_audit`` has its other arguments,
     and the test fails as with the fixture ``privacy_audit``.
     """
-    from lightning_audit.loops.audit import attach
+    from lightning_audit.loops.attaching import attach
 
     return _audited(request, attach).made
 

@@ -22,8 +22,8 @@ import torch
 from lightning_audit import _validate
 from lightning_audit.config import AuditConfig
 from lightning_audit.files import with_extra
+from lightning_audit.loops.attaching import attach as attach_to_loop
 from lightning_audit.loops.audit import Audit
-from lightning_audit.loops.audit import attach as attach_to_loop
 from lightning_audit.loops.training import listed
 from lightning_audit.results.audit_report import (
     AuditReport,
@@ -67,7 +67,8 @@ class PrivacyAuditCallback(TrainerCallback):
     docs/hugging-face.md.
 
     Args:
-        claimed_epsilon: see `lightning_audit.PrivacyAudit`.
+        claimed_epsilon: the epsilon that the whole training must not exceed, > 0; None for the
+            accountant's own.
         arguments: others of `lightning_audit.attach`, such as ``delta`` and ``on_violation``.
             ``report_dir`` is ``audit`` in the Trainer's ``output_dir`` by default.
 
@@ -219,7 +220,8 @@ def attach(
 
     Args:
         trainer: whose training is private; see `PrivacyAuditCallback`.
-        claimed_epsilon: see `lightning_audit.PrivacyAudit`.
+        claimed_epsilon: the epsilon that the whole training must not exceed, > 0; None for the
+            accountant's own.
         arguments: others of `lightning_audit.attach`.
 
     Returns:

@@ -101,8 +101,8 @@ class PrivacyAudit(OneFit):
         seed: of the coins; None to draw one, which the report shows after the training has ended.
         examinations: steps that are examined by replay, which tests the definition of DP-SGD and
             does not change the training: "auto" for the first step (at most 92 replays) and later
-            ones (at most 3 % of the time since), 0 for none, or a number of steps in each fit,
-            without a time limit. On a GPU, files that a step writes are written again.
+            ones (at most 3 % of the time since), 0 for none, or a number of steps of each
+            training, without a time limit. On a GPU, files that a step writes are written again.
         source_in_report: whether the report shows the first 12 lines at most of the code to look
             at; file and lines are shown in any case.
         verbose: whether to print every check at the end, instead of a summary of 15 lines.

@@ -1,4 +1,4 @@
-"""`attach`: audits the DP-SGD of a plain PyTorch loop, whose body does not change.
+"""`Audit`: the audit of the DP-SGD of a plain PyTorch loop, whose body does not change.
 
 Every event comes from a hook: batches from the loader's class (`loops.events`), a batch begins with
 its first forward pass, canaries enter before the optimizer clips, and what a step shows is raised
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
 from torch import distributed
@@ -26,11 +26,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils import _pytree
 from torch.utils.data import DataLoader
 
-from lightning_audit import _validate
-from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.history import Phase
-from lightning_audit.canaries.gradient import GradientCanary
-from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.update import NO_DP
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.ghost import GhostStep
@@ -53,8 +49,6 @@ from lightning_audit.loops.training import (
     AHEAD,
     FP16,
     Loop,
-    Unattached,
-    check_arguments,
     listed,
     named,
     optimizers_of,
@@ -82,8 +76,6 @@ from lightning_audit.run.outcome import (
 from lightning_audit.session.entrances import join_batches
 from lightning_audit.session.planner import Ranks
 from lightning_audit.session.step import AuditSession
-from lightning_audit.verdict.allow import Allow
-from lightning_audit.verdict.judge import Resolution
 
 _log = logging.getLogger(__name__)
 
@@ -91,9 +83,6 @@ _log = logging.getLogger(__name__)
 _LATE = 8
 
 
-# --- The audit.
-
-_DELIBERATE = (ValueError, TypeError, UnauditableTraining, PrivacyViolation, InconclusiveAudit)
 _of_audit = operator.attrgetter("_boundary")
 
 
@@ -886,115 +875,3 @@ class Audit:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close(error)
-
-
-# --- The public function.
-
-
-@_validate.named_as_here
-def attach(
-    model: torch.nn.Module,
-    optimizer: Any,
-    loader: Any = None,
-    claimed_epsilon: float | None = None,
-    *,
-    delta: float | None = None,
-    claim: PrivacyClaim | None = None,
-    canaries: Sequence[GradientCanary | InputCanary] | None = None,
-    num_canaries: int = 8,
-    oversize: float = 1000.0,
-    every_n_steps: int | None = None,
-    significance: float = 1e-3,
-    bound_significance: float = 0.05,
-    resolution: Resolution | None = None,
-    allow: Sequence[str | Allow] = (),
-    on_violation: Literal["raise", "stop", "warn"] = "raise",
-    on_inconclusive: Literal["raise", "warn"] = "warn",
-    on_budget: Literal["raise", "stop"] = "raise",
-    report_dir: str | Path = "audit",
-    log: Any = None,
-    log_prefix: str = "audit",
-    seed: int | None = None,
-    examinations: Literal["auto"] | int = "auto",
-    bounds: Sequence[str] | Literal["all"] = (),
-    source_in_report: bool = True,
-    verbose: bool = False,
-    root: torch.nn.Module | None = None,
-    step: Callable[[Any], Any] | None = None,
-    epochs: int | None = None,
-    precision: str | None = None,
-    state: Mapping[str, Any] | None = None,
-) -> Audit:
-    """Audit the DP-SGD of a plain training loop, from this call until `Audit.close`.
-
-    The loop does not change:
-
-        with lightning_audit.attach(model, optimizer, loader, claimed_epsilon=8.0):
-            train(model, optimizer, loader)
-
-    Without ``with``, call `Audit.close` after the loop. `PrivacyViolation` is raised from the
-    ``optimizer.step()`` that shows it, or from the loader's next batch if the step was examined by
-    replay; what is known before the first step is raised here. The exception ends the audit.
-
-    Args:
-        model: that the loop calls, as `make_private` returned it; with ``wrap_model=False`` your
-            own.
-        optimizer: of `make_private`, or a list; for hand-written DP-SGD, which needs ``claim``, one
-            of torch's.
-        loader: of `make_private`; iterate it as before, also by Opacus' `BatchMemoryManager`. None
-            if there is no torch loader: then batches are counted by steps, and a PASS is not
-            possible, because sampling is unknown.
-        claimed_epsilon: see `PrivacyAudit`.
-        delta: see `PrivacyAudit`.
-        claim: see `PrivacyAudit`.
-        canaries: see `PrivacyAudit`.
-        num_canaries: see `PrivacyAudit`.
-        oversize: see `PrivacyAudit`.
-        every_n_steps: see `PrivacyAudit`.
-        significance: see `PrivacyAudit`.
-        bound_significance: see `PrivacyAudit`.
-        resolution: see `PrivacyAudit`.
-        allow: see `PrivacyAudit`.
-        on_violation: "raise" `PrivacyViolation` in the loop; "warn" and "stop" set
-            `Audit.should_stop`, for the loop to look at.
-        on_budget: "raise" `ClaimUsedUp` before the step that would exceed the claim, or "stop":
-            only set `Audit.should_stop`.
-        on_inconclusive: "warn", or "raise" `InconclusiveAudit` when the audit is closed.
-        report_dir: directory of report and observations.
-        log: called with the metrics at the end of an epoch, such as ``wandb.log``, or one of
-            Lightning's loggers, which gets the report and its figure too; or a list of these.
-        log_prefix: first part of the names of the metrics.
-        seed: see `PrivacyAudit`.
-        examinations: see `PrivacyAudit`; 0 if no step is to be run again.
-        bounds: see `PrivacyAudit`.
-        source_in_report: see `PrivacyAudit`.
-        verbose: see `PrivacyAudit`.
-        root: module with all trained parameters; None for ``model``.
-        step: function of a batch that is one whole training step, for replays; None to take the
-            body of the loop from its source. See `Audit.step`.
-        epochs: planned passes over the loader, so that a claim that they exceed is known before the
-            first step; None if unknown.
-        precision: "32-true", "64-true", "bf16-true" or "bf16-mixed"; None to read it from the
-            parameters and from ``torch.autocast`` around the first forward pass.
-        state: of an earlier part of this training, from `Audit.state_dict`; after one in bf16 by
-            autocast state the ``precision`` too.
-
-    Returns:
-        The audit, also a context manager.
-
-    Raises:
-        ValueError: an argument is outside its range.
-        UnauditableTraining: model or optimizer cannot be audited; the message says what to change.
-        PrivacyViolation: the claim is known to be false before the first step.
-    """
-    given = dict(locals())
-    config = AuditConfig.of_arguments(attach, given)
-    try:
-        check_arguments(given)
-        audit = Audit(config, given)
-        audit._start()
-    except _DELIBERATE:
-        raise
-    except Exception as error:  # the audit's own; within `_start` it is caught there
-        audit = cast("Audit", Unattached(config, Path(report_dir), error))
-    return audit

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning_audit.hooks.boundary import OWN_TIME
-from lightning_audit.loops.audit import attach
+from lightning_audit.loops.attaching import attach
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.run.preview import (
     LAST_STEP,

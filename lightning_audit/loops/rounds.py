@@ -18,7 +18,8 @@ from lightning_audit.accounting.history import Phase
 from lightning_audit.dpsgd.opacus import chain
 from lightning_audit.files import open_regular, reason_of, replacing
 from lightning_audit.lints.settings import rate_of
-from lightning_audit.loops.audit import Audit, attach
+from lightning_audit.loops.attaching import attach
+from lightning_audit.loops.audit import Audit
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.results.audit_report import AuditReport, ReportError
 from lightning_audit.run.optimizers import verified, with_checksum
@@ -130,10 +131,13 @@ class Rounds:
         """Audit one round, which continues the earlier ones.
 
         Args:
-            model: see `attach`.
-            optimizer: see `attach`.
-            loader: see `attach`.
+            model: of this round, as `make_private` returned it.
+            optimizer: of this round, from `make_private`; torch's own for hand-written DP-SGD.
+            loader: of this round, from `make_private`.
             more: arguments of `attach` for this round.
+
+        Yields:
+            The audit of the round.
         """
         state = torch.load(self._file, weights_only=True) if self._file.exists() else None
         given = {**self._arguments, **more}
