@@ -22,7 +22,7 @@ MOST_LINES = 1000
 #: What some rooms may import of this package, where that is less than their level allows.
 ONLY = {
     "files": {"files", "_validate"},
-    "results": {"results", "files", "_validate"},
+    "results": {"results", "files", "_validate", "_version"},
     "attacks": {"attacks", "stats", "_validate"},
     "report": {"report", "results", "record", "checks", "stats", "files", "_version"},
     "canaries": {"canaries", "layout", "_validate"},

@@ -17,6 +17,7 @@ from stages import staged
 
 import lightning_audit
 from lightning_audit import AuditReport, PrivacyViolation
+from lightning_audit._version import DOCUMENTATION
 
 # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -123,6 +124,7 @@ def test_what_is_installed_is_there():
     assert "`[examples]` is `[all]` with scikit-learn" in TEXT
     assert f"Python {project['requires-python'].removeprefix('>=')} or newer" in TEXT
     assert clone == f"git clone {project['urls']['Repository']} && cd lightning-audit"
+    assert project["urls"]["Documentation"] == DOCUMENTATION
     version = lightning_audit.__version__
     assert f"version: {version}\n" in (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\n## {version} (" in (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")

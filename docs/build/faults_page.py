@@ -72,7 +72,13 @@ def markdown() -> str:
 
 def _first(fault: Fault) -> tuple[str, ...]:
     planted = "yes" if fault.optimizer else ""
-    return f"`{fault.name}`", fault.wrong, fault.met_in, planted, str(fault.steps)
+    return (
+        f'<a id="{fault.name}"></a>`{fault.name}`',
+        fault.wrong,
+        fault.met_in,
+        planted,
+        str(fault.steps),
+    )
 
 
 def _shown(fault: Fault) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from lightning_audit._version import __version__
+from lightning_audit._version import DOCUMENTATION, __version__
 from lightning_audit.checks.check import DECLARED, Check
 from lightning_audit.files import in_markdown, inside, visible
 from lightning_audit.record.report_directory import REPORT_NAME
@@ -35,6 +35,7 @@ from lightning_audit.results.audit_report import (
     Outcome,
     measured_words,
     outcome_in_words,
+    section_of,
 )
 from lightning_audit.results.report_details import CodePlace, places_in
 from lightning_audit.results.report_json import plain
@@ -649,7 +650,12 @@ def as_sarif(checked: Sequence[Checked]) -> str:
     for result in results:
         result["ruleIndex"] = names.index(result["ruleId"])
     failures = [_failure(one) for one in checked if one.report is None]
-    driver = {"name": "lightning-audit", "version": __version__, "rules": [*map(_rule, names)]}
+    driver = {
+        "name": "lightning-audit",
+        "version": __version__,
+        "informationUri": DOCUMENTATION,
+        "rules": [*map(_rule, names)],
+    }
     ended = {"executionSuccessful": not failures, "toolExecutionNotifications": failures}
     run = {
         "tool": {"driver": driver},
@@ -669,8 +675,12 @@ def fingerprint(rule: str, training: str, optimizer: str = "") -> str:
 
 def _rule(name: str) -> dict[str, Any]:
     if name in _GATE:
-        texts = {"shortDescription": {"text": _GATE[name]}}
-        return {"id": name, **texts, "properties": {"tags": ["privacy", "dp-sgd"]}}
+        return {
+            "id": name,
+            "shortDescription": {"text": _GATE[name]},
+            "helpUri": f"{DOCUMENTATION}/gate/",
+            "properties": {"tags": ["privacy", "dp-sgd"]},
+        }
     check = DECLARED[name]
     severity = severity_of(check)
     return {
@@ -678,6 +688,7 @@ def _rule(name: str) -> dict[str, Any]:
         "shortDescription": {"text": check.heading(failed=True)},
         "fullDescription": {"text": check.meaning or check.heading(failed=True)},
         "help": {"text": look_at_sentence(check.look_at) or check.heading()},
+        **({"helpUri": section_of(name)} if check.topic else {}),
         "defaultConfiguration": {"level": "note" if check.warns else "error"},
         "properties": {
             "tags": ["security", "privacy", "dp-sgd", *([check.topic] if check.topic else [])],

@@ -49,6 +49,7 @@ from lightning_audit.results.audit_report import (
     Place,
     TrainingsSeen,
     first_of,
+    section_of,
 )
 from lightning_audit.results.report_details import CodePlace
 from lightning_audit.results.report_json import plain
@@ -320,6 +321,7 @@ class CheckShown:
         sign: of its status.
         word: the status in words, or what the check follows from.
         title: its title, and whose it is.
+        more: address of its section in the documentation; empty if it has none.
         evidence: its e-value.
         explains: its declaration, if a failure is to be explained.
     """
@@ -328,6 +330,7 @@ class CheckShown:
     sign: str
     word: str
     title: str
+    more: str
     evidence: str
     explains: Check | None
 
@@ -430,7 +433,12 @@ def _check_shown(check: CheckResult, significance: float) -> CheckShown:
         evidence = f"e = {power_of_ten(check.log_e_value)}, alarm at {alarm}"
     title = _heading(check, failed=failed)
     explains = known if failed and not check.follows_from else None
-    return CheckShown(check, sign, word, title, evidence, explains)
+    return CheckShown(check, sign, word, title, _more(known), evidence, explains)
+
+
+def _more(known: Check | None) -> str:
+    """Return the address of the section on a check; empty where the documentation has none."""
+    return section_of(known.name) if known is not None and known.topic else ""
 
 
 # --- The verdict of a report in plain words, made by rule, and its root finding.
@@ -519,6 +527,7 @@ def root_finding(report: AuditReport) -> dict[str, Any] | None:
     return {
         **_finding_shown(report, root),
         "means": marked(known.meaning if known else ""),
+        "more": _more(known),
         "code": [_lines_of(place) for place in root.place.code if place.source.rstrip()],
         "alternatives": [marked(inner(headline_of(fault))) for fault in others],
         "follows": [visible(title_of(name, failed=True)) for name in root.consequences],

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
+from lightning_audit._version import DOCUMENTATION
 from lightning_audit.files import MOST_BYTES, read_text, replacing, visible
 from lightning_audit.results import report_json
 from lightning_audit.results.report_details import (
@@ -159,6 +161,11 @@ class Verdict:
     def exit_code(self) -> int:
         """0 for PASS, 1 for VIOLATION, 2 for INCONCLUSIVE."""
         return EXIT_CODES[self.outcome]
+
+
+def section_of(check: str) -> str:
+    """Return the address of the section on a check in the documentation."""
+    return f"{DOCUMENTATION}/checks/#{quote(check)}"
 
 
 def items_words(items: int) -> str:
@@ -720,7 +727,9 @@ class _EndedByVerdict(Exception):
 
     def __init__(self, report: AuditReport) -> None:
         measured = visible(measured_words(report))
-        super().__init__(describe(report.verdict) + (measured and f"\nMeasured: {measured}"))
+        text = describe(report.verdict) + (measured and f"\nMeasured: {measured}")
+        root = report.verdict.root
+        super().__init__(text + (f"\nMore: {section_of(root.finding)}" if root else ""))
         self.report = report
 
     def __reduce__(self) -> tuple[Any, ...]:

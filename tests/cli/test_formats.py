@@ -16,9 +16,11 @@ from checked_reports import checked, hostile, of_every_outcome, unreadable, viol
 from junitparser import Error, Failure, JUnitXml, Skipped
 from made_report import made_report
 from markdown_it import MarkdownIt
-from places import DATA
+from places import DATA, DOCS
+from shown_code import text_of
 
 from lightning_audit import __version__
+from lightning_audit._version import DOCUMENTATION
 from lightning_audit.checks.check import REGISTRY
 from lightning_audit.cli import formats
 from lightning_audit.cli.formats import Checked, Remark
@@ -350,6 +352,24 @@ def test_the_document_is_valid_against_the_schema_of_oasis(every):
     assert [error.message for error in validator.iter_errors(data)] == []
     data["runs"][0]["results"] = [{"ruleId": 1}]
     assert list(validator.iter_errors(data))
+
+
+def test_a_rule_links_the_section_on_its_check(monkeypatch):
+    page = text_of(DOCS / "checks.md")
+    (run,) = json.loads(formats.as_sarif(every_kind()))["runs"]
+    driver = run["tool"]["driver"]
+    assert driver["informationUri"] == DOCUMENTATION
+    links = {rule["id"]: rule["helpUri"] for rule in driver["rules"]}
+    gates = {name for name in links if name.startswith("gate.")}
+    assert {links[name] for name in gates} == {f"{DOCUMENTATION}/gate/"}
+    assert links.keys() - gates == {"noise", "sensitivity"}
+    for name in links.keys() - gates:
+        assert links[name] == f"{DOCUMENTATION}/checks/#{name}"
+        assert f'<a id="{name}"></a>' in page
+    other = dataclasses.replace(REGISTRY["sensitivity"], topic=None)  # as of another package
+    monkeypatch.setitem(REGISTRY, "sensitivity", other)
+    (run,) = json.loads(formats.as_sarif([checked(with_status("sensitivity", "violated"))]))["runs"]
+    assert "helpUri" not in run["tool"]["driver"]["rules"][0]
 
 
 def test_every_location_is_relative_to_the_repository():

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import math
+import re
 from pathlib import Path
 
 import build_site
@@ -21,7 +22,7 @@ from selftest_page import PAGE as SELFTEST_PAGE
 from selftest_page import Compared
 from selftest_page import markdown as markdown_of_selftest_page
 
-from lightning_audit.checks.check import QUESTIONS, REGISTRY, Check, shares
+from lightning_audit.checks.check import DECLARED, QUESTIONS, REGISTRY, Check, shares
 from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, RecordHeader
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.stats.named_bounds import named_bound
@@ -46,22 +47,35 @@ def test_a_page_is_made_of_the_registry(page, make, part):
     assert part(page.read_text(encoding="utf-8")) == make(), told
 
 
-def test_each_check_has_a_row_below_its_topic():
-    _, *sections, conditions = checks_page.markdown().split("\n## ")
+def test_each_check_has_a_section_below_its_topic_with_its_name_as_the_anchor():
+    _, *topics, conditions = checks_page.markdown().split("\n## ")
     assert conditions.startswith("Conditions\n")
-    assert [section.split("\n")[0] for section in sections] == list(QUESTIONS)
-    for check in REGISTRY.values():
-        having = [
-            section for section in sections if f"| `{check.name}` | {check.title} " in section
-        ]
-        assert [section.split("\n")[0] for section in having] == [check.topic]
+    assert [topic.split(":")[0] for topic in topics] == list(QUESTIONS)
+    for check in DECLARED.values():
+        head = f'\n### <a id="{check.name}"></a>{check.title}\n'
+        (topic,) = (topic for topic in topics if head in topic)
+        section = topic.split(head)[1].split("\n### ")[0]
+        assert topic.split(":")[0] == check.topic
+        assert f"| [`{check.name}`](#{check.name}) | {check.title} |\n" in topic
+        for text in (check.failed_title, check.meaning, check.look_at, "**For example:** "):
+            assert text in section, (check.name, text)
 
 
-def test_a_check_of_another_package_has_a_row_of_its_own(monkeypatch):
+def test_a_section_names_the_fault_whose_finding_its_check_is():
+    page = checks_page.markdown()
+    for fault, check in {"half_noise": "noise", "summed_loss": "loss_reduction"}.items():
+        section = page.split(f'<a id="{check}"></a>')[1].split("\n### ")[0]
+        assert f"[`{fault}`](faults.md#{fault}): {FAULTS[fault].wrong}" in section
+    linked = set(re.findall(r"faults\.md#(\w+)", page))
+    assert linked == set(re.findall(r'<a id="(\w+)">', faults_page.markdown())) & linked
+
+
+def test_a_check_of_another_package_has_a_section_of_its_own(monkeypatch):
     monkeypatch.setitem(REGISTRY, "made.up", Check("made.up", meaning="It is odd."))
     *_, others, _ = checks_page.markdown().split("\n## ")
     assert others.startswith("Other packages\n")
-    assert "| `made.up` | made.up | made.up | It is odd. |  |\n" in others
+    assert "| [`made.up`](#made.up) | made.up |\n" in others
+    assert others.endswith("Finding `made.up`.\n\n**If it fails:** made.up. It is odd.\n")
 
 
 def test_every_field_of_a_report_has_a_row():

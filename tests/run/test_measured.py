@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from made_report import made_report
 
+from lightning_audit._version import DOCUMENTATION
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.history import Phase
 from lightning_audit.results.audit_report import (
     SAME_FACTOR,
     AuditReport,
     CheckResult,
+    InconclusiveAudit,
     LikelyFault,
     Place,
     PrivacyViolation,
@@ -148,7 +150,10 @@ def test_without_noise_epsilon_is_above_what_is_of_use(evidence, finding):
     report = dataclasses.replace(report, epsilon_measured=one)
     assert measured_words(report).startswith("epsilon above 100 over the 400 planned steps")
     assert AuditReport.from_json(report.to_json()).epsilon_measured == one
-    assert measured_words(report) in str(PrivacyViolation(report))
+    *_, measured, more = str(PrivacyViolation(report)).splitlines()
+    assert measured == f"Measured: {measured_words(report)}"
+    assert more == f"More: {DOCUMENTATION}/checks/#{finding}"
+    assert "More:" not in str(InconclusiveAudit(made_report()))
 
 
 @pytest.mark.parametrize(

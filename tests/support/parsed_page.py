@@ -3,6 +3,8 @@
 import re
 from html.parser import HTMLParser
 
+from lightning_audit._version import DOCUMENTATION
+
 #: Elements without an end, and those of SVG that end themselves.
 _VOID = {"meta", "link", "br", "hr", "img", "input"}
 _SELF_ENDED = {"path", "circle", "rect", "line"}
@@ -73,7 +75,12 @@ def check_page(page: str) -> ParsedPage:
         assert set(reference.split()) <= set(parsed.ids), reference
     anchors = [href for href in parsed.values("href") if href.startswith("#")]
     assert {anchor[1:] for anchor in anchors} <= set(parsed.ids)
-    others = [href for href in parsed.values("href") if not href.startswith("#")]
+    others = [
+        value
+        for tag, name, value in parsed.attributes
+        if name == "href"
+        and not (value.startswith("#") or (tag == "a" and value.startswith(f"{DOCUMENTATION}/")))
+    ]
     loaded = [*others, *parsed.values("src"), *parsed.values("srcset"), *parsed.values("action")]
     assert not [address for address in loaded if re.match(r"[a-z]+:|//", address)]
     assert not {"script", "img", "iframe", "object", "embed", "form", "base"} & set(parsed.tags)
