@@ -40,13 +40,13 @@ def costs() -> str:
     """Return the table of whole runs: CPU seconds with and without an audit, and their ratio."""
     page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
     body = "".join(_cost(row) for row in page.split(_COSTS)[1].split("\n\n")[0].splitlines()[2:])
-    return f"| training | without an audit | with it | ratio |\n|---|---|---|---|\n{body}"
+    return f"| training | CPU time without and with an audit | ratio |\n|---|---|---|\n{body}"
 
 
 def _cost(row: str) -> str:
     name, *cells = (cell.strip() for cell in row.strip("|").split("|"))
     name = re.sub(r" \(needs.*?\)", "", name)
-    return f"| {' | '.join([name, *cells[:3]])} |\n"
+    return f"| {name} | {cells[0]}, {cells[1]} | {cells[2]} |\n"
 
 
 PARTS: dict[str, Callable[[], str]] = {"topics": topics, "selftest": selftest, "costs": costs}

@@ -185,7 +185,7 @@ def test_the_costs_are_the_first_columns_of_the_measured_table(tmp_path, monkeyp
     row = "| a net, 9 steps (needs `x`) | 10.0 s | 15.0 s | 1.52 | 1.10 |"
     (tmp_path / "benchmarks.md").write_text(f"{head}\n|---|---|---|---|---|\n{row}\n\nMore.\n")
     monkeypatch.setattr(readme_rows, "DOCS", tmp_path)
-    assert costs().splitlines()[2:] == ["| a net, 9 steps | 10.0 s | 15.0 s | 1.52 |"]
+    assert costs().splitlines()[2:] == ["| a net, 9 steps | 10.0 s, 15.0 s | 1.52 |"]
 
 
 # --- Pages that are made of the selftest are those that their builders make.
