@@ -115,7 +115,7 @@ $(LOWEST)/.dev: pyproject.toml constraints-lowest.txt
 
 $(SITE)/.dev: constraints-site.txt
 	$(PYTHON) -m venv --clear $(SITE)
-	$(SITE)/bin/$(PIP) --constraint constraints-site.txt zensical mkdocstrings-python ruff
+	$(SITE)/bin/$(PIP) --constraint constraints-site.txt zensical mkdocstrings-python latex2mathml ruff
 	touch $@
 
 $(BUILD)/.tools:

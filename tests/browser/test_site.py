@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import re
 import threading
 
 import pytest
@@ -72,3 +73,15 @@ def test_the_search_finds_a_check(browser, address):
     shown.page.get_by_role("link", name="Noise in each tensor").first.click()
     shown.page.wait_for_url("**/checks/**")
     shown.close()
+
+
+def test_the_reference_shows_public_names_formulas_and_examples():
+    for page in ("training", "results", "many", "statistics", "testing"):
+        text = (SITE / "api" / page / "index.html").read_text(encoding="utf-8")
+        shown = re.findall(r'<h\d id="lightning_audit[\w.]*\.(\w+)"', text)
+        hooks = [name for name in shown if name.startswith(("_", "on_")) or name == "teardown"]
+        assert shown
+        assert hooks == []
+        assert ".. math" not in text
+        assert "<blockquote" not in text
+    assert "<math " in (SITE / "api" / "statistics" / "index.html").read_text(encoding="utf-8")

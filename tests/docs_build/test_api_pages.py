@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import lightning_audit
 from lightning_audit import Audit, PrivacyAudit, attach
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -36,3 +37,13 @@ def test_a_public_name_of_an_audit_is_on_a_page(kind):
     pages = "\n".join(page.read_text() for page in DOCS.glob("*.md"))
     public = {name for name in vars(kind) if not name.startswith("_")}
     assert {name for name in public if not re.search(rf"\.{name}\b", pages)} == set()
+
+
+def test_every_public_name_is_once_in_the_reference():
+    pages = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    names = re.findall(r"^::: ([\w.]+)$", pages, re.MULTILINE)
+    public = {f"lightning_audit.{name}" for name in lightning_audit.__all__}
+    of_extra = {f"lightning_audit.transformers.{n}" for n in ("attach", "PrivacyAuditCallback")}
+    assert len(names) == len(set(names))
+    assert public | of_extra <= set(names)
+    assert [name for name in names if any(part.startswith("_") for part in name.split("."))] == []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import build_site
 import checks_page
+import command_page
 import disclosure_page
 import faults_page
 import numpy as np
@@ -36,6 +37,7 @@ from lightning_audit.testing.selftest_pool import Result
     ("page", "make", "part"),
     [
         (checks_page.PAGE, checks_page.markdown, str),
+        (command_page.PAGE, command_page.markdown, str),
         (disclosure_page.PAGE, disclosure_page.markdown, str),
         (faults_page.PAGE, faults_page.markdown, str),
         (shares_table.PAGE, shares_table.table, shares_table.shown),
