@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lightning_audit.cli.check import load, reports_of
 from lightning_audit.cli.formats import named
-from lightning_audit.cli.main import Command, Refused, refusing
+from lightning_audit.cli.main import Command, Refused, refused, refusing
 from lightning_audit.files import reason_of, replacing, visible
 from lightning_audit.record.report_directory import PAGE_NAME, REPORT_NAME
 from lightning_audit.report.page import Source, training_of, write_page, write_pages
@@ -25,12 +25,15 @@ def add_report_arguments(parser: Command) -> None:
         "that loads nothing. Of a folder, each report gets its page, and index.html lists them. "
         "Exit with 0, or with 2 if a report cannot be read or a page cannot be written."
     )
-    parser.add_argument("report", help="a report.json, or a folder of trainings")
+    parser.add_argument(
+        "report", nargs="+", help="a report.json, or a folder of trainings; several are allowed"
+    )
     parser.add_argument(
         "-o",
         "--output",
         metavar="PATH",
-        help="write the page to this file; of a folder, the index and all pages into this folder",
+        help="write the page to this file; of a folder or of several reports, the index and all "
+        "pages into this folder",
     )
     parser.option(
         "[--css]",
@@ -43,23 +46,30 @@ def add_report_arguments(parser: Command) -> None:
 
 def run_report(options: argparse.Namespace) -> int:
     """Write the pages, and print the path of the page to open."""
+    into, names = options.output, options.report
+    together = [names] if into is not None else [[name] for name in names]
+    return max(_write(each, into, beside=options.css == "beside") for each in together)
+
+
+def _write(names: list[str], into: str | None, *, beside: bool) -> int:
+    """Write the page of one report, or an index and the pages of several or of a folder."""
     try:
-        if os.path.isdir(options.report):
-            return _write_all(options)
-        page = _write_one(options)
+        if len(names) > 1 or os.path.isdir(names[0]):
+            return _write_all(names, into, beside=beside)
+        return _write_one(names[0], into, beside=beside)
     except OSError as error:
-        raise Refused(f"cannot write {error.filename or 'the page'}: {reason_of(error)}") from error
-    print(visible(str(page)))
-    return EXIT_CODES["PASS"]
+        return refused(f"cannot write {error.filename or 'the page'}: {reason_of(error)}")
+    except Refused as error:
+        return refused(error)
 
 
-def _write_one(options: argparse.Namespace) -> Path:
-    report = _read(options.report)
-    target = Path(options.output or Path(options.report).with_name(PAGE_NAME))
+def _write_one(name: str, into: str | None, *, beside: bool) -> int:
+    path, report = Path(name), _read(name)
+    target = Path(into or path.with_name(PAGE_NAME))
     if target.is_dir():
         target /= PAGE_NAME
-    training = training_of(Path(options.report))
-    return write_page(report, target, training, beside=options.css == "beside")
+    print(visible(str(write_page(report, target, training_of(path), beside=beside))))
+    return EXIT_CODES["PASS"]
 
 
 def _read(path: str) -> AuditReport:
@@ -69,16 +79,15 @@ def _read(path: str) -> AuditReport:
         raise Refused(f"{path}: {error}".replace("\n", " ")) from error
 
 
-def _write_all(options: argparse.Namespace) -> int:
+def _write_all(names: list[str], into: str | None, *, beside: bool) -> int:
     """Write the pages of a folder; a report that cannot be read is listed in the index."""
-    paths, errors = reports_of([options.report])
+    paths, errors = reports_of(names)
     if errors:
         raise Refused("\n".join(errors.values()))
     sources = [_source(path, training) for path, training, _ in named(paths)]
-    folder = Path(options.output or options.report)
+    folder = Path(into or names[0])
     folder.mkdir(parents=True, exist_ok=True)
-    into = options.output is not None
-    index = write_pages(sources, folder, PAGE_NAME, into=into, beside=options.css == "beside")
+    index = write_pages(sources, folder, PAGE_NAME, into=into is not None, beside=beside)
     print(visible(str(index)))
     return EXIT_CODES["INCONCLUSIVE" if any(s.report is None for s in sources) else "PASS"]
 

@@ -87,6 +87,17 @@ def test_a_folder_gets_an_index_and_a_page_for_each_report(tmp_path, cli, saved)
     assert len(list((tmp_path / "public").glob("*.html"))) == 3
 
 
+def test_several_reports_get_their_pages_or_one_index_in_a_folder(tmp_path, cli, saved):
+    one, other, cut = saved("one"), saved("other").parent, saved("cut")
+    cut.write_text("{")
+    said = cli("report", one, cut, other)
+    assert (said.code, said.out) == (2, f"{one.with_name('report.html')}\n{other / 'index.html'}\n")
+    assert "is not complete JSON" in said.err
+    public = tmp_path / "public"
+    assert cli("report", one, other, "-o", public) == (0, f"{public / 'index.html'}\n", "")
+    assert len(list(public.glob("*.html"))) == 3
+
+
 def test_a_report_that_cannot_be_read_is_in_the_index_and_ends_with_2(tmp_path, cli, saved):
     saved("fine")
     cut = saved("cut")

@@ -94,6 +94,7 @@ def test_a_command_without_its_parts_or_with_no_number_for_one_is_a_usage_error(
 
 def test_the_version_is_the_packages(cli):
     assert cli("--version") == (0, f"{__version__}\n", "")
+    assert run(sys.executable, "-m", "lightning_audit", "--version").stdout == f"{__version__}\n"
 
 
 LISTS_MODULES = """
