@@ -631,20 +631,29 @@ REPEATED = BookkeepingCheck(
 LoaderKind = Literal["poisson", "not_poisson", "unknown"]
 
 
-def what_holds(noise_multiplier: float, passes: int, delta: float) -> str:
+def what_holds(noise_multiplier: float, passes: int, planned: int, delta: float) -> str:
     """Describe the epsilon that holds if each record enters one step per pass.
 
     Args:
         noise_multiplier: smallest noise multiplier of the steps, > 0.
-        passes: number of passes over the data, >= 1.
+        passes: number of passes over the data so far, >= 1.
+        planned: number of them at the end of the training.
         delta: the delta.
     """
-    zeroed = epsilon_of_passes(noise_multiplier, passes, delta)
-    replaced = epsilon_of_passes(noise_multiplier, passes, delta, "replace_one")
-    many = "one epoch costs" if passes == 1 else f"{passes} epochs cost"
+
+    def cost(passes: int) -> tuple[float, float]:
+        zeroed = epsilon_of_passes(noise_multiplier, passes, delta)
+        return zeroed, epsilon_of_passes(noise_multiplier, passes, delta, "replace_one")
+
+    zeroed, replaced = cost(planned)
+    many = "one epoch costs" if planned == 1 else f"{planned} epochs cost"
+    seen = ""
+    if planned > passes:
+        many = f"the {planned} planned epochs cost"
+        seen = " ({} seen so far: {:.4g} and {:.4g})".format(passes, *cost(passes))
     return (
         f". What holds: each record enters one step per epoch, so that {many} epsilon {zeroed:.4g} "
-        f"at delta {delta:.3g} if a record is zeroed out, {replaced:.4g} if it is replaced"
+        f"at delta {delta:.3g} if a record is zeroed out, {replaced:.4g} if it is replaced{seen}"
     )
 
 

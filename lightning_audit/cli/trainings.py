@@ -124,10 +124,11 @@ def run_plan(options: argparse.Namespace) -> int:
     if predict is None:
         kinds = ", ".join(type(one).__name__ for one in given)
         raise Refused(f"{options.training} returned ({kinds}); {_GIVES}")
+    by_trainer = hasattr(given[0], "fit")
     if wanted and (own := _device_of(given)) != wanted:
+        there = "state no accelerator in its Trainer" if by_trainer else "put its model there"
         raise Refused(
-            f"{options.training} trains on {own}, and --accelerator says {wanted}; state no "
-            "accelerator in its Trainer, or put the model of its loop there"
+            f"{options.training} trains on {own}, and --accelerator says {wanted}; {there}"
         )
     try:
         with progress("batches", LAST_STEP, shown=options.progress) as advance:
@@ -138,7 +139,8 @@ def run_plan(options: argparse.Namespace) -> int:
     lacks = None
     if options.attack_tpr is not None:
         try:
-            asked["noise_for_attack"] = _noise_for(told, options)
+            epochs = "the Trainer max_epochs" if by_trainer else "attach epochs"
+            asked["noise_for_attack"] = _noise_for(told, options, epochs)
         except Refused as error:
             asked["noise_for_attack"], lacks = None, error
     print(as_json(asdict(told) | asked) if options.json else told)
@@ -152,8 +154,13 @@ def run_plan(options: argparse.Namespace) -> int:
     return EXIT_CODES["VIOLATION" if told.refused or told.found or told.over_claim else "PASS"]
 
 
-def _noise_for(told: Any, options: argparse.Namespace) -> float:
+def _noise_for(told: Any, options: argparse.Namespace, epochs: str) -> float:
     """Return the noise multiplier for a wanted attack.
+
+    Args:
+        told: the preview.
+        options: of the command.
+        epochs: what states how long the training is.
 
     Raises:
         Refused: If a rate is wrong, or the training's sample rate or number of steps is unknown.
@@ -164,7 +171,7 @@ def _noise_for(told: Any, options: argparse.Namespace) -> float:
     if not rate or not steps:
         raise Refused(
             "--attack-tpr needs one private optimizer with a known sample rate, and a planned "
-            "number of steps: give the Trainer max_epochs, or attach epochs"
+            f"number of steps: give {epochs}"
         )
     with refusing(ValueError):
         return noise_for_attack(options.attack_tpr, options.fpr, rate, steps)

@@ -53,19 +53,19 @@ def plan(
     with tempfile.TemporaryDirectory() as folder, silence():
         given |= {"on_violation": "warn", "report_dir": folder}
         try:
-            audit = attach(model, optimizer, loader, **given)
-            began, own = time.perf_counter(), OWN_TIME.seconds
-            endless = itertools.chain.from_iterable(itertools.repeat(loader, most))
-            for batch in itertools.islice(endless, most):
-                step(batch)
-                now, mine = time.perf_counter(), OWN_TIME.seconds
-                times.append((now - began, mine - own))
-                on_batch()
-                if counted.shown(audit._planned()[2]):
-                    break
+            with attach(model, optimizer, loader, **given) as audit:
                 began, own = time.perf_counter(), OWN_TIME.seconds
-            _, planned, sessions, warned = audit._planned()
-            report = audit.close()
+                endless = itertools.chain.from_iterable(itertools.repeat(loader, most))
+                for batch in itertools.islice(endless, most):
+                    step(batch)
+                    now, mine = time.perf_counter(), OWN_TIME.seconds
+                    times.append((now - began, mine - own))
+                    on_batch()
+                    if counted.shown(audit._planned()[2]):
+                        break
+                    began, own = time.perf_counter(), OWN_TIME.seconds
+                _, planned, sessions, warned = audit._planned()
         except UnauditableTraining as error:
             return Preview(str(error))
-    return preview_of(report, sessions, planned, times, warned, counted, stops=stops)
+    seen = (sessions, planned, times, warned, counted)
+    return preview_of(audit.report, *seen, stops=stops)

@@ -56,9 +56,6 @@ class ClaimBudget:
         config = run.config
         self._run, self._front, self._ends = run, front, ends
         self._planned = front.steps_left()
-        # Epochs that will have begun at the end; the present one is among those left.
-        before = run.lints.epochs - int(run.lints.began)
-        self._epochs = before + left if (left := front.epochs_left()) else None
         #: Whether the budget is watched.
         self.counts = bool(
             run.sessions
@@ -93,18 +90,19 @@ class ClaimBudget:
 
     def _excess_of_epochs(self, coming: list[Phase]) -> PlannedCost | None:
         run, config = self._run, self._run.config
-        if self._epochs is None:
+        epochs = run.course.planned_epochs
+        if epochs is None:
             return None
         passes = passes_taken(
             [*run_history(run.sessions), *coming],
             steps_told(run.accountants),
-            self._epochs * len(run.sessions),
+            epochs * len(run.sessions),
         )
         cost = config.epsilon_of([passes])
         if cost is None or not exceeds(cost, config.claimed_epsilon or math.inf):
             return None
-        many = "planned epoch costs" if self._epochs == 1 else "planned epochs cost"
-        return PlannedCost(cost, f"the {self._epochs:,} {many}")
+        many = "planned epoch costs" if epochs == 1 else "planned epochs cost"
+        return PlannedCost(cost, f"the {epochs:,} {many}")
 
     def is_used_up(self) -> bool:
         """Return whether to stop the training because its next batch would exceed the claim."""

@@ -351,10 +351,12 @@ def _cost_of_passes(run: RunFacts) -> tuple[str, float | None]:
     least = min([*stated, *(phase.noise_multiplier for phase in run_history(run.sessions))])
     if not least > 0.0:
         return "", None
-    passes = max(1, run.lints.epochs) * len(run.sessions)
+    passes, each = max(1, run.lints.epochs), len(run.sessions)
+    planned = max(passes, run.course.planned_epochs or 0)
     least /= run.config.items  # all of a record's may be in one batch
-    epsilon = epsilon_of_passes(least, passes, run.config.delta, run.config.adjacency)
-    return what_holds(least, passes, run.config.delta), epsilon
+    delta = run.config.delta
+    epsilon = epsilon_of_passes(least, passes * each, delta, run.config.adjacency)
+    return what_holds(least, passes * each, planned * each, delta), epsilon
 
 
 def _hold_batches_to_steps(run: RunFacts, steps: int) -> None:

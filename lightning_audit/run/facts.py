@@ -383,6 +383,7 @@ class RunCourse:
         fence: what happened outside of the steps.
         about: what is known of the training when it begins.
         planned_steps: of the whole training; None if unknown.
+        planned_epochs: that will have begun at its end; None if unknown.
         ended_by: why it ended, see `Ended`; empty while it runs.
         rows: of epochs' ends, at most `MOST_ROWS`.
         examinations: of steps by replay.
@@ -407,6 +408,7 @@ class RunCourse:
 
     about: RunAbout | None = None
     planned_steps: int | None = None
+    planned_epochs: int | None = None
     ended_by: str = ""
     rows: list[CourseRow] = field(default_factory=list)
     examinations: list[ExaminationTold] = field(default_factory=list)

@@ -101,6 +101,10 @@ class Stopping:
             run: of the audit; only its first process logs, and a fast_dev_run is not stopped.
         """
         self._front, self._run, self._budget = front, run, None
+        # The present epoch is among those left.
+        before = run.lints.epochs - int(run.lints.began)
+        coming = front.epochs_left()
+        run.course.planned_epochs = before + coming if coming else None
         self.respond(run.look())
         self.counts = run.config.claimed_epsilon is not None
         if self._ends and not run.trial and NO_DP.name not in run.config.allow:

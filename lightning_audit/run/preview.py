@@ -216,13 +216,12 @@ class Preview:
             lines.append(self._steps_as_text())
         if self.step_seconds is not None and self.audit_seconds is not None:
             lines.append(
-                f"cost: {1e3 * self.audit_seconds:.2g} ms on a {1e3 * self.step_seconds:.2g} ms "
-                "step at first, less after 100 steps"
+                f"cost: {_digits(1e3 * self.audit_seconds)} ms on a "
+                f"{_digits(1e3 * self.step_seconds)} ms step at first, less after 100 steps"
             )
         if self.examination_seconds is not None:
-            lines[-1:] = [
-                f"{lines[-1]}; the first examination by replay {self.examination_seconds:.2g} s"
-            ]
+            seconds = _digits(self.examination_seconds)
+            lines[-1:] = [f"{lines[-1]}; the first examination by replay {seconds} s"]
         return "\n".join(lines)
 
     def _steps_as_text(self) -> str:
@@ -294,6 +293,11 @@ def preview_of(
         sample_rate=rates.pop() if len(rates) == 1 else None,
         examination_seconds=report.examination_cost.get("first"),
     )
+
+
+def _digits(number: float) -> str:
+    """Return a number to two digits, without a power of ten."""
+    return f"{float(f'{number:.2g}'):,.9g}"
 
 
 def _found(report: AuditReport, but: str) -> list[str]:

@@ -220,7 +220,8 @@ def test_a_loader_that_is_not_poisson_is_told_before_the_first_step(tmp_path):
 def test_it_is_told_which_epsilon_holds_and_whether_it_was_chosen(trained, make_poisson):
     make = private(poisson=False, make_poisson=make_poisson)
     found = check(trained(make, **LONG).report, "sampling.not_poisson")
-    assert "one epoch costs epsilon 4.377 at delta 1e-05 if a record is zeroed" in found.message
+    assert "the 5 planned epochs cost epsilon 11.48 at delta 1e-05 if a rec" in found.message
+    assert "if it is replaced (1 seen so far: 4.377 and 9.997)" in found.message
     chosen = "make_private was called with poisson_sampling=False" in found.message
     assert chosen == (not make_poisson)
 

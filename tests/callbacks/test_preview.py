@@ -74,6 +74,15 @@ def test_what_is_refused_says_what_to_change(tmp_path, make, audit, planned, wor
 def test_what_is_wrong_before_the_first_step_is_told(tmp_path):
     (found,) = previewed(tmp_path, PrivateModule(poisson=False)).found
     assert "the training's loader is not Poisson" in found
+    # Of what is planned, and not of the few steps of the preview, which are named as such.
+    assert "so that the 3 planned epochs cost epsilon " in found
+    assert " (2 seen so far: 6.573 and " in found
+
+
+def test_times_have_two_digits_and_no_power_of_ten():
+    told = str(Preview(step_seconds=0.1423, audit_seconds=1.26, examination_seconds=140.4))
+    assert told.startswith("cost: 1,300 ms on a 140 ms step at first")
+    assert told.endswith("; the first examination by replay 140 s")
 
 
 def test_the_root_comes_first_with_what_to_do_and_what_follows_from_it(tmp_path):

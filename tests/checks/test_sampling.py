@@ -315,13 +315,18 @@ def test_number_of_equal_batches_that_proves_it_is_that_of_the_poisson_law():
 
 @pytest.mark.parametrize(("sigma", "passes"), [(1.0, 1), (2.0, 10), (0.7, 3)])
 def test_passes_over_shuffled_batches_cost_as_steps_on_all_do(sigma, passes):
-    told = sampling.what_holds(sigma, passes, 1e-5)
+    told = sampling.what_holds(sigma, passes, passes, 1e-5)
     steps = [Phase(sigma, 1.0, passes)]
     zeroed = epsilon_of_history(steps, 1e-5)
     replaced = epsilon_of_history(steps, 1e-5, adjacency="replace_one")
     assert f"epsilon {zeroed:.4g} at delta 1e-05 if a record is zeroed out" in told
     assert f"{replaced:.4g} if it is replaced" in told
     assert ("one epoch costs" in told) == (passes == 1)
+    # Of a training that has not ended, the whole is told, and what was seen is named as such.
+    seen = sampling.what_holds(sigma, 1, passes + 1, 1e-5)
+    whole = sampling.what_holds(sigma, passes + 1, passes + 1, 1e-5)
+    whole = whole.replace(f"{passes + 1} epochs", f"the {passes + 1} planned epochs")
+    assert seen.startswith(f"{whole} (1 seen so far: ")
 
 
 def test_a_loader_that_was_chosen_is_said_to_be():

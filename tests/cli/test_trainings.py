@@ -23,6 +23,7 @@ from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.composition import noise_for_attack
 from lightning_audit.cli.main import Refused
 from lightning_audit.cli.trainings import arguments_of
+from lightning_audit.loops.events import listeners
 from lightning_audit.many import Crafted, LocalProcesses, ThisProcess
 from lightning_audit.many.store import StoreError, status_of
 from lightning_audit.testing import selftest_pool
@@ -323,6 +324,12 @@ def half_an_epoch():
 def no_step():
     return loop()[:3] + (None,)
 
+def step_that_fails():
+    return loop()[:3] + (lambda batch: 1 / 0,)
+
+def misspelled():
+    return loop(None, {"epoch": 4})
+
 """
 
 
@@ -357,11 +364,14 @@ def test_a_trainer_that_states_no_accelerator_gets_that_of_the_command(plan, mon
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("has_mps")
-@pytest.mark.parametrize("name", ["build", "loop"])
-def test_a_training_that_is_elsewhere_is_not_planned_on_an_accelerator(plan, name):
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [("build", "state no accelerator in its Trainer"), ("loop", "put its model there")],
+)
+def test_a_training_that_is_elsewhere_is_not_planned_on_an_accelerator(plan, name, there):
     said = plan(f"{{file}}:{name}", "--accelerator", "auto")
     assert said.code == 2
-    assert "trains on cpu, and --accelerator says mps; state no accelerator in its T" in said.err
+    assert said.err.endswith(f"trains on cpu, and --accelerator says mps; {there}\n")
 
 
 @pytest.mark.training
@@ -392,6 +402,16 @@ def test_a_plain_loop_is_planned_by_its_step(plan, name, code, first):
 
 
 @pytest.mark.training
+def test_what_ends_the_plan_of_a_loop_is_one_sentence_and_leaves_no_audit(plan):
+    said = plan("{file}:step_that_fails")
+    assert (said.code, said.out) == (2, "")
+    assert said.err == "lightning-audit: ZeroDivisionError: division by zero\n"
+    assert not listeners()
+    told = "there is no argument 'epoch'; did you mean 'epochs'?"
+    assert told in plan("{file}:misspelled").err
+
+
+@pytest.mark.training
 def test_the_noise_for_a_wanted_attack_is_that_of_the_planned_steps(plan):
     said = plan("{file}:build", "--attack-tpr=0.05", "--no-progress", "--json")
     wanted = noise_for_attack(0.05, 0.01, said.json["sample_rate"], said.json["steps_planned"])
@@ -401,7 +421,7 @@ def test_the_noise_for_a_wanted_attack_is_that_of_the_planned_steps(plan):
     assert "tpr=0.001 must exceed fpr=0.01" in refused.err
     unknown = plan("{file}:loop", "--attack-tpr=0.05", "--no-progress")
     assert unknown.code == 2
-    assert "attach epochs" in unknown.err
+    assert unknown.err.endswith("a planned number of steps: give attach epochs\n")
     assert "a PASS takes " in unknown.out
 
 
