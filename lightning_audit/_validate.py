@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import math
 import reprlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from typing import Any
 
 _REPR = reprlib.Repr()
 _REPR.maxother = _REPR.maxstring = 120
@@ -102,25 +98,3 @@ def fitting(name: str, value: Any, allowed: str, *, fits: bool) -> None:
     """Raise unless ``value`` fits what is allowed, in words."""
     if not fits:
         raise _fail(name, value, allowed, "")
-
-
-#: Arguments by the names that Opacus or a guess gives them, with the names here.
-_RENAMED = {
-    "epsilon": "claimed_epsilon",
-    "target_epsilon": "claimed_epsilon",
-    "max_epsilon": "claimed_epsilon",
-    "target_delta": "delta",
-}
-
-
-def named_as_here(function: Callable[P, R]) -> Callable[P, R]:
-    """Return the function; an argument by another library's name is refused with the name here."""
-
-    @functools.wraps(function)
-    def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        for other in _RENAMED.keys() & kwargs.keys():
-            name, value = _RENAMED[other], kwargs[other]
-            raise TypeError(f"there is no argument {other!r}; write {name}={value!r}.")
-        return function(*args, **kwargs)
-
-    return called

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
@@ -331,6 +332,56 @@ def _refuse_findings_of_the_run(exemptions: Sequence[Allow]) -> None:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+# --- Arguments that a front end does not have.
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Settings by the names that Opacus or a guess gives them, with the names here.
+_RENAMED = {
+    "epsilon": "claimed_epsilon",
+    "target_epsilon": "claimed_epsilon",
+    "max_epsilon": "claimed_epsilon",
+    "target_delta": "delta",
+    "batch_size": "expected_batch_size",
+    "data_loader": "loader",
+    "logger": "log",
+}
+
+
+def named_as_here(function: Callable[P, R], of: Callable[..., Any] | None = None) -> Callable[P, R]:
+    """Return the function; an argument that it lacks is refused with what to write instead.
+
+    Args:
+        function: is called.
+        of: has the arguments that ``function`` passes on; None if it takes no others.
+    """
+    taken = inspect.signature(function).parameters | inspect.signature(of or function).parameters
+    known = {name for name, one in taken.items() if name != "self" and one.kind != one.VAR_KEYWORD}
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        for other in kwargs.keys() - known:
+            meant = _instead_of(other, kwargs[other], known)
+            raise TypeError(f"there is no argument {other!r}; {meant}")
+        return function(*args, **kwargs)
+
+    return called
+
+
+def _instead_of(name: str, value: Any, known: Collection[str]) -> str:
+    """Return what to write instead of an argument that does not exist."""
+    meant = _RENAMED.get(name, name)
+    if meant in known:
+        return f"write {meant}={_validate.shown(value)}."
+    if meant in inspect.signature(PrivacyClaim).parameters:
+        return (
+            "the audit reads it from the optimizer where that has it; if not, as in a hand-written "
+            f"loop, state claim=PrivacyClaim({meant}={_validate.shown(value)})."
+        )
+    return _validate.did_you_mean(name, [*known])
 
 
 # --- Changes of the configuration at a resume: notes for the report, or a refusal.

@@ -13,14 +13,14 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from lightning_audit import _validate
-from lightning_audit.config import AuditConfig
+from lightning_audit.config import AuditConfig, named_as_here
 from lightning_audit.files import with_extra
 from lightning_audit.loops.attaching import attach as attach_to_loop
 from lightning_audit.loops.audit import Audit
@@ -79,7 +79,7 @@ class PrivacyAuditCallback(TrainerCallback):
             what to change.
     """
 
-    @_validate.named_as_here
+    @partial(named_as_here, of=attach_to_loop)
     def __init__(self, claimed_epsilon: float | None = None, **arguments: Any) -> None:
         called = inspect.signature(attach_to_loop).bind(
             None, None, None, claimed_epsilon, **arguments

@@ -4,6 +4,7 @@ import inspect
 import math
 import re
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -86,13 +87,35 @@ def test_a_whole_number_that_no_float_holds_is_no_number(check):
         check("x", 10**400)
 
 
-@pytest.mark.parametrize("name", ["epsilon", "target_epsilon", "max_epsilon"])
-def test_an_argument_by_opacus_name_is_told_the_name_here(name):
-    said = f"there is no argument '{name}'; write claimed_epsilon=8.0."
-    with pytest.raises(TypeError, match=re.escape(said)):
-        PrivacyAudit(**{name: 8.0})
-    with pytest.raises(TypeError, match=re.escape(said)):
-        attach(None, None, **{name: 8.0})
-    with pytest.raises(TypeError, match="write delta=1e-06"):
-        PrivacyAudit(target_delta=1e-6)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("epsilon", "; write claimed_epsilon=8.0."),
+        ("target_epsilon", "; write claimed_epsilon=8.0."),
+        ("max_epsilon", "; write claimed_epsilon=8.0."),
+        ("target_delta", "; write delta=8.0."),
+        ("noise_multiplier", "; the audit reads it from the optimizer where that has it; if not,"),
+        ("noise_multiplier", "as in a hand-written loop, state claim=PrivacyClaim(noise_multipl"),
+        ("max_grad_norm", "state claim=PrivacyClaim(max_grad_norm=8.0)."),
+        ("sample_rate", "state claim=PrivacyClaim(sample_rate=8.0)."),
+        ("batch_size", "state claim=PrivacyClaim(expected_batch_size=8.0)."),
+        ("on_violations", "; did you mean 'on_violation'?"),
+        ("xyz", "; allowed: allow, bound_significance, bounds"),
+    ],
+)
+@pytest.mark.parametrize("front", [PrivacyAudit, partial(attach, None, None)])
+def test_an_argument_that_does_not_exist_is_refused_with_what_to_write(front, name, said):
+    with pytest.raises(TypeError, match=f"^there is no argument '{name}'") as raised:
+        front(**{name: 8.0})
+    assert said in str(raised.value)
+    assert "self" not in str(raised.value)
+
+
+def test_a_plain_loop_takes_what_lightning_has_of_its_own():
+    with pytest.raises(TypeError, match=r"no argument 'logger'; write log=1\."):
+        attach(None, None, logger=1)
+    with pytest.raises(TypeError, match="no argument 'epoch'; did you mean 'epochs'"):
+        attach(None, None, epoch=1)
+    with pytest.raises(TypeError, match="no argument 'epochs'; allowed: allow"):
+        PrivacyAudit(epochs=1)
     assert "claimed_epsilon" in inspect.signature(PrivacyAudit).parameters

@@ -22,7 +22,7 @@ LEVELS = {
     "run": 5,
     **dict.fromkeys(("callbacks", "loops", "many"), 6),
     **dict.fromkeys(("testing", "transformers"), 7),
-    **dict.fromkeys(("cli", "pytest_plugin"), 8),
+    **dict.fromkeys(("__main__", "cli", "pytest_plugin"), 8),
 }
 LIGHTNING = frozenset({"pytorch_lightning", "lightning", "lightning_fabric"})
 HEAVY = frozenset({"torch", "opacus"}) | LIGHTNING
@@ -30,7 +30,7 @@ HEAVY = frozenset({"torch", "opacus"}) | LIGHTNING
 BARRED = {
     **dict.fromkeys(("_validate", "layout", "files", "results", "stats"), HEAVY),
     **dict.fromkeys(("accounting", "attacks", "checks", "record", "report"), HEAVY),
-    **dict.fromkeys(("card", "verdict", "cli", "pytest_plugin"), HEAVY),
+    **dict.fromkeys(("__main__", "card", "verdict", "cli", "pytest_plugin"), HEAVY),
     **dict.fromkeys(("canaries", "dpsgd", "hooks"), LIGHTNING),
     **dict.fromkeys(("config", "lints", "loops", "replay", "run", "session"), LIGHTNING),
     "transformers": LIGHTNING,

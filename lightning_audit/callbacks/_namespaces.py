@@ -8,7 +8,6 @@ The classes in this module are subclasses of those in every installed package.
 from __future__ import annotations
 
 import functools
-import operator
 import threading
 from collections.abc import Callable
 from importlib import import_module
@@ -136,8 +135,16 @@ def guarded(
         otherwise: called instead of the hook once the audit has failed, with the hook's arguments.
         begins: whether the hook begins a training.
     """
-    of = operator.attrgetter("_boundary")
-    return lambda hook: entry(refused_as_lightning_does(hook), otherwise, of, begins=begins)
+    translated = refused_as_lightning_does
+    return lambda hook: entry(translated(hook), otherwise, _boundary_of, begins=begins)
+
+
+def _boundary_of(callback: Any) -> Any:
+    if not isinstance(callback, OneFit):  # called by its class
+        raise MisconfigurationException(
+            "Trainer(callbacks=[...]) has the class PrivacyAudit; make one: PrivacyAudit()."
+        )
+    return callback._boundary  # type: ignore[attr-defined]
 
 
 def of_its_run(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks import outcome
 from lightning_audit.callbacks._namespaces import (
@@ -26,6 +26,7 @@ from lightning_audit.callbacks.trainer import (
     monitors,
     note_end,
     ranks_of,
+    refuse_several,
     refuse_trainer,
     show_batches,
     training_info,
@@ -33,7 +34,7 @@ from lightning_audit.callbacks.trainer import (
 )
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
-from lightning_audit.config import AuditConfig
+from lightning_audit.config import AuditConfig, named_as_here
 from lightning_audit.hooks.boundary import attempt
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun
@@ -116,7 +117,7 @@ class PrivacyAudit(OneFit):
         ClaimUsedUp: in the same way, if the claim ended the training before its planned end.
     """
 
-    @_validate.named_as_here
+    @named_as_here
     def __init__(
         self,
         claimed_epsilon: float | None = None,
@@ -159,6 +160,15 @@ class PrivacyAudit(OneFit):
             "_stopping": Stopping(self.on_violation),
         }
         return super().__getstate__() | kept
+
+    @property
+    def state_key(self) -> str:
+        """Name of its state in a checkpoint, by which a new Trainer finds callbacks given twice."""
+        caller = sys._getframe(1)
+        if caller.f_code.co_name == "_validate_callbacks_list":
+            given = caller.f_locals["callbacks"]
+            refuse_several(sum(isinstance(one, PrivacyAudit) for one in given))
+        return str(super().state_key)
 
     @property
     def report(self) -> AuditReport | None:

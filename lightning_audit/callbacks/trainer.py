@@ -48,17 +48,22 @@ _SHARDING = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAS
 _UNSUPPORTED_PRECISION = ("16-mixed", "16-true", "16")
 
 
+def refuse_several(audits: int) -> None:
+    """Raise if a Trainer has more than one audit among its callbacks."""
+    if audits > 1:
+        raise MisconfigurationException(
+            f"The Trainer has {audits} PrivacyAudit callbacks; each would report the others' "
+            "canaries as a fault. Keep one."
+        )
+
+
 def refuse_trainer(trainer: pl.Trainer, audits: int) -> None:
     """Raise if this Trainer, with ``audits`` audits among its callbacks, cannot be audited.
 
     Raises:
         MisconfigurationException: several audits, fp16, or a strategy that shards parameters.
     """
-    if audits > 1:
-        raise MisconfigurationException(
-            f"The Trainer has {audits} PrivacyAudit callbacks; each would report the others' "
-            "canaries as a fault. Keep one."
-        )
+    refuse_several(audits)
     strategy = type(trainer.strategy)
     # By name, because each of Lightning's two packages has its own classes.
     names = {kind.__name__ for kind in strategy.__mro__}

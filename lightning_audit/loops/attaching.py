@@ -8,11 +8,10 @@ from typing import Any, Literal, cast
 
 import torch
 
-from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
-from lightning_audit.config import AuditConfig
+from lightning_audit.config import AuditConfig, named_as_here
 from lightning_audit.loops.audit import Audit
 from lightning_audit.loops.training import Unattached, check_arguments
 from lightning_audit.results.audit_report import (
@@ -26,7 +25,7 @@ from lightning_audit.verdict.judge import Resolution
 _DELIBERATE = (ValueError, TypeError, UnauditableTraining, PrivacyViolation, InconclusiveAudit)
 
 
-@_validate.named_as_here
+@named_as_here
 def attach(
     model: torch.nn.Module,
     optimizer: Any,

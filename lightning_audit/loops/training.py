@@ -13,6 +13,7 @@ import torch
 
 from lightning_audit import _validate
 from lightning_audit.config import AuditConfig
+from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.hooks.boundary import attempt, where
 from lightning_audit.lints.own_code import of_frame
 from lightning_audit.loops.events import listeners
@@ -31,6 +32,7 @@ _BY_DTYPE = {torch.bfloat16: "bf16-true", torch.float64: "64-true", torch.float1
 _PRECISIONS = ("32-true", "64-true", "bf16-true", "bf16-mixed")
 #: Precisions that are refused with what to do.
 _FP16_NAMES = ("16-true", "16-mixed")
+_ORDER = ": attach(model, optimizer, loader)"
 #: Why a precision is refused.
 FP16 = (
     "attach cannot audit fp16: a gradient scaler multiplies per-sample gradients before they are "
@@ -153,14 +155,30 @@ def check_arguments(given: dict[str, Any]) -> None:
         advice = "leave it out to read it from the training"
         _validate.one_of("precision", given["precision"], _PRECISIONS, advice)
     trains = all(hasattr(one, "param_groups") for one in listed(given["optimizer"]))
+    iterates = given["loader"] is None or hasattr(given["loader"], "__iter__")
+    loggers = [] if given["log"] is None else listed(given["log"])
+    logs = all(callable(one) or hasattr(one, "log_metrics") for one in loggers)
     for name, fits, allowed in (
-        ("model", isinstance(given["model"], torch.nn.Module), "a torch.nn.Module"),
-        ("optimizer", trains, "an optimizer, or a list: attach(model, optimizer, loader)"),
+        ("model", isinstance(given["model"], torch.nn.Module), "a torch.nn.Module" + _ORDER),
+        ("optimizer", trains, "an optimizer, or a list" + _ORDER),
+        ("loader", iterates, "what the training iterates, the loader of make_private" + _ORDER),
+        ("log", logs, "a function of metrics, such as wandb.log, or a logger, or a list of these"),
         ("root", isinstance(given["root"], torch.nn.Module | None), "a torch.nn.Module"),
         ("step", given["step"] is None or callable(given["step"]), "a function of a batch"),
         ("state", isinstance(given["state"], Mapping | None), "that of Audit.state_dict()"),
     ):
         _validate.fitting(name, given[name], allowed, fits=fits)
+    _refuse_another_model(given["model"] if given["root"] is None else given["root"], given)
+
+
+def _refuse_another_model(root: torch.nn.Module, given: Mapping[str, Any]) -> None:
+    """Raise if Opacus' optimizer trains no parameter of the model."""
+    private = [o for o in optimizers_of(given["optimizer"]) if private_optimizer(o) is not None]
+    if private and params_of(private).isdisjoint(map(id, root.parameters())):
+        raise ValueError(
+            f"model={_validate.shown(given['model'])} has no parameter that the optimizer trains; "
+            "give attach what make_private returned."
+        )
 
 
 class Unattached:

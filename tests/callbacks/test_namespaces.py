@@ -57,6 +57,17 @@ def test_metrics_reach_the_trainer_of_lightning_pytorch(tmp_path):
     assert metrics <= set(trainer.callback_metrics)
 
 
+@pytest.mark.parametrize("package", PACKAGES.values(), ids=PACKAGES)
+def test_two_audits_and_the_class_for_an_audit_are_refused_in_our_words(tmp_path, package):
+    both = [PrivacyAudit(), PrivacyAudit()]
+    with pytest.raises(UnifiedRefusal, match=r"has 2 PrivacyAudit callbacks.*Keep one"):
+        package.Trainer(callbacks=both, logger=False, default_root_dir=tmp_path)
+    trainer = package.Trainer(callbacks=[PrivacyAudit], logger=False, accelerator="cpu")
+    module = PrivateModule() if package is pytorch_lightning else UnifiedModule()
+    with pytest.raises(StandaloneRefusal, match=r"has the class PrivacyAudit; make one: Privacy"):
+        trainer.fit(module)
+
+
 class Wrapped(PrivateTraining):
     """Private from the start, so that a checkpoint's names are those of the module."""
 

@@ -429,3 +429,25 @@ def test_swapped_arguments_are_refused_by_name_at_the_call(tmp_path):
     with pytest.raises(ValueError, match=r"^optimizer=<.*DPDataLoader.*must be an optimizer"):
         attach(training.model, training.loader, training.optimizer, 50.0, report_dir=tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"model": "optimizer"}, r"^model=.* must be a torch.nn.Module: attach\(model, opt"),
+        ({"loader": 8.0}, r"^loader=8.0 must be what the training iterates, the loader of make_"),
+        ({"loader": "data"}, r"^loader=<.*TensorDataset.* must be what the training iterates"),
+        ({"log": "wandb"}, r"^log='wandb' must be a function of metrics, such as wandb.log,"),
+        ({"model": torch.nn.Linear(2, 2)}, r"^model=Linear\(.* has no parameter that the optim"),
+    ],
+)
+def test_what_is_no_part_of_this_training_is_refused_at_the_call(tmp_path, given, said):
+    training = made()
+    parts = {"optimizer": training.optimizer, "data": training.loader.dataset}
+    given = {
+        name: parts.get(one, one) if isinstance(one, str) else one for name, one in given.items()
+    }
+    arguments = dict(zip(("model", "optimizer", "loader"), training.training, strict=True))
+    with pytest.raises(ValueError, match=said):
+        attach(**{**arguments, **given}, report_dir=tmp_path)
+    assert not any(tmp_path.iterdir())
