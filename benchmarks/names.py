@@ -276,19 +276,22 @@ _HEAD = """# The first name that a fault is given
 
 <!-- Made by `python benchmarks/names.py --write`; do not edit. -->
 
+For the engineer who reads the first name of a violation: how often it is the right one.
+
 {right} of {all} first names are the registry's.
 
 By default the audit stops a training at the first violation, and an engineer acts on its name.
 Here each fault is trained under `PrivacyAudit` up to that stop; seeds of each: {seeds}.
-**right** counts the seeds whose first name is the one in [the registry](faults.md). A training
-that the audit ends before the claim is exceeded has no fault to name, and is not counted.
-**step** is the step at which the training stopped, for each seed. {left}
+A name is right if it is the one in [the registry](faults.md). A training that the audit ends before
+the claim is exceeded has no fault to name, and is not counted. The step is that at which the
+training stopped, for each seed. {left}
 
 This page shows a run of {date} with lightning-audit {version}, made by `{command}`.
 
-| configuration | fault | right | step | first names that are not the registry's |
-|---|---|---|---|---|
+| configuration | fault | right names |
+|---|---|---|
 """
+_NEXT = "\nNext: [read a violation](reading-a-violation.md).\n"
 _WITHOUT = "transformers and peft were not installed: BERT, GPT-2 and Llama are omitted."
 
 
@@ -308,19 +311,18 @@ def markdown(results: Sequence[Named], command: str) -> str:
         version=__version__,
         command=command,
     )
-    return head + "".join(f"| {' | '.join(cells(one))} |\n" for one in results)
+    return head + "".join(f"| {' | '.join(cells(one))} |\n" for one in results) + _NEXT
 
 
 def cells(one: Named) -> tuple[str, ...]:
     """Return one row of the table."""
     likely = one.row.fault.likely
     others = dict.fromkeys(name or "nothing found" for name in one.names if name != likely)
+    instead = f" (else {', '.join(f'`{name}`' for name in others)})" if others else ""
     return (
         one.row.configuration,
         f"`{one.row.fault.name}`",
-        f"{one.right} of {len(one.names)}",
-        ", ".join(map(str, one.steps)),
-        ", ".join(f"`{name}`" for name in others),
+        f"{one.right} of {len(one.names)}{instead}, step {', '.join(map(str, one.steps))}",
     )
 
 

@@ -88,14 +88,15 @@ def test_the_first_name_of_a_fault_is_the_registrys(load):
     assert [one.right for one in results] == [2] * 4
     page = names.markdown(results, "a command")
     assert "8 of 8 first names are the registry's" in page
-    assert "| small MLP | `half_noise` | 2 of 2 | 1, 1 |  |" in page
+    assert "| small MLP | `half_noise` | 2 of 2, step 1, 1 |" in page
 
 
 def test_another_name_and_none_are_counted_as_wrong(load):
     names = load("names")
     (row,) = names.rows(["small MLP"], ["half_noise"])
     one = names.Named(row, ("noise_too_small", "no_noise", ""), (1, 2, 60))
-    assert names.cells(one)[2:] == ("1 of 3", "1, 2, 60", "`no_noise`, `nothing found`")
+    shown = "1 of 3 (else `no_noise`, `nothing found`), step 1, 2, 60"
+    assert names.cells(one)[2:] == (shown,)
 
 
 def test_a_step_runs_through_few_files_of_the_package(load):

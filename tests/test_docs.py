@@ -15,7 +15,7 @@ from lightning_audit.cli.main import _parser
 
 MORE = (
     "attacks challenge-points gan lightning many-trainings many-trainings-statistics own-checks "
-    "plain-loops plan"
+    "plain-loops plan reading-a-violation"
 )
 PAGES = [
     *sorted((DOCS / "estimators").glob("*.md")),
@@ -23,6 +23,23 @@ PAGES = [
 ]
 #: Every page of the site.
 ALL = sorted(DOCS.rglob("*.md"))
+#: Pages of numbers, whose tables the site scrolls.
+NUMBERS = {
+    *("benchmarks", "gpus", "many-trainings-statistics", "mutants", "nightly"),
+    *("bayesian", "black-box", "epsilon-star", "mcmc-dp-est", "one-run", "scores"),
+    *("tight-auditing", "bounds_on_trainings", "clipping_without_noise", "epsilon_star_sweep"),
+    "subsampled_trainings",
+}
+#: Pages of developers, and those that lead on by themselves.
+WITHOUT_NEXT = {
+    *("english", "mutants", "nightly"),
+    *("changelog", "checks", "index", "opacus", "public-code", "threat-model"),
+}
+#: Where an engineer does what an engineer does most.
+TASKS = [
+    *("plain-loops.md", "lightning.md", "gate.md", "reading-a-violation.md", "plan.md"),
+    *("many-trainings.md", "estimators/scores.md", "resume.md", "own-checks.md"),
+]
 #: Scripts that draw a figure; one without a `main` is shared by them.
 FIGURES = [
     path for path in sorted((DOCS / "figures").glob("*.py")) if "def main()" in path.read_text()
@@ -38,7 +55,10 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 #: Pages whose code takes seconds.
-SLOW = ("mcmc-dp-est", "black-box", "gan", "many-trainings", "plain-loops", "plan")
+SLOW = (
+    *("mcmc-dp-est", "black-box", "gan", "many-trainings", "plain-loops", "plan"),
+    "reading-a-violation",
+)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +97,63 @@ def test_code_is_read_on_a_narrow_screen(page):
         for line in text.splitlines()
         if len(line) > (100 if language == "text" else 70)
     ] == []
+
+
+def prose_of(page: Path) -> str:
+    return re.sub(r"^ *```.*?^ *```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+
+
+def test_a_table_of_words_has_three_columns_at_most_and_begins_a_paragraph():
+    wide = {}
+    for page in ALL:
+        tables = re.findall(r"^(.*)\n\|.*\|\n\|([-:| ]+)\|$", prose_of(page), re.MULTILINE)
+        assert not [before for before, _ in tables if before], page.name
+        wide[page.stem] = any(rule.count("|") > 2 for _, rule in tables)
+    assert {name for name, is_wide in wide.items() if is_wide} == NUMBERS
+
+
+def links_of(page: Path) -> list[tuple[Path, str]]:
+    """Files that a page links to, and the places in them."""
+    links = re.findall(r"\]\(([^)\s:]+)\)", prose_of(page))
+    parts = [link.partition("#") for link in links]
+    return [((page.parent / name).resolve() if name else page, at) for name, _, at in parts]
+
+
+def anchors_of(page: Path) -> set[str]:
+    """As Python-Markdown makes them of headings, and those that the page states."""
+    heads = re.findall(r"^#+ (.*)$", prose_of(page), re.MULTILINE)
+    plain = [re.sub(r"<[^>]*>|\]\(.*?\)|[^\w\s-]", "", head).strip().lower() for head in heads]
+    stated = re.findall(r'<a id="([^"]+)">', text_of(page))
+    return {re.sub(r"[-\s]+", "-", head) for head in plain} | set(stated)
+
+
+@pytest.mark.parametrize("page", [README, *ALL], ids=name_of)
+def test_every_link_leads_to_a_file_and_a_place_in_it(page):
+    for path, at in links_of(page):
+        assert path.exists(), path
+        assert not at or at in anchors_of(path), f"{path.name}#{at}"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in ALL if page.stem not in WITHOUT_NEXT and page.parent.name != "api"],
+    ids=name_of,
+)
+def test_a_page_says_for_whom_it_is_and_what_to_read_next(page):
+    _, *paragraphs = re.sub(r"<!--.*?-->\n\n", "", text_of(page)).rstrip("\n").split("\n\n")
+    assert paragraphs[0].startswith("For "), paragraphs[0]
+    assert 1 <= paragraphs[-1].count("](") <= 4
+    assert paragraphs[-1].startswith("Next: ")
+
+
+@pytest.mark.parametrize("page", TASKS)
+def test_a_task_of_an_engineer_is_three_clicks_from_the_first_page(page):
+    target = DOCS / page
+    assert re.search(r"^```(python|console)$", text_of(target), re.MULTILINE)
+    seen = {DOCS / "index.md"}
+    for _ in range(3):
+        seen |= {path for one in seen for path, _ in links_of(one) if path in ALL}
+    assert target in seen
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = ROOT / ".site" / "pages"
 #: Folders of docs/ that hold programs.
-_PROGRAMS = shutil.ignore_patterns("build", "figures", "__pycache__")
+_PROGRAMS = shutil.ignore_patterns("build", "figures", "__pycache__", "ruff.toml")
 #: Escape sequences that Zensical prints in a pipe, too.
 _COLOR = re.compile(r"\x1b\[[\d;]*m")
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)")

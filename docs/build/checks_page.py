@@ -66,7 +66,7 @@ def markdown() -> str:
 def known_faults() -> Mapping[str, list[Fault]]:
     """Return the faults that each check finds: first those whose first finding it is."""
     page = (DOCS / "selftest.md").read_text(encoding="utf-8")
-    first = re.findall(r"(?m)^\| `(\w+)` \| [^|]+ \| (?:found|warned) \| `([\w.]+)`", page)
+    first = re.findall(r"(?m)^\| `(\w+)` \| [^|]+ \| (?:found|warned): `([\w.]+)`", page)
     pairs = [*first, *((fault.name, fault.check) for fault in FAULTS.values() if fault.warn_only)]
     rules = [(rule.fault.name, c.name) for c in REGISTRY.values() for rule in c.faults]
     pairs += [(f.name, c) for f in FAULTS.values() for likely, c in rules if likely == f.likely]

@@ -13,6 +13,9 @@ _HEAD = """# What an audit's files reveal
 
 <!-- Made by `python docs/build/disclosure_page.py` from the checks' declarations; do not edit. -->
 
+For the privacy lead who decides what may be published: every field of every file, and what it is
+computed from.
+
 An epsilon covers any function of the released gradients. All data that leave the process of an
 audited training are therefore one of these:
 
@@ -211,6 +214,7 @@ def markdown() -> str:
             "`Examination`, `assert_privatizes` and `audit_mechanism` are for unit tests and show "
             "what they measure in full: run them on data that are not private. `EpsilonStar` and "
             "`lightning-audit epsilon-star` measure losses of records by design.\n",
+            "Next: [the privacy card](privacy-card.md), or [the words of a report](glossary.md).\n",
         ]
     )
 

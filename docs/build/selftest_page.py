@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,6 @@ from lightning_audit import AuditReport, PrivacyAudit, __version__
 from lightning_audit.record.report_directory import RECORD_NAME, REPORT_NAME
 from lightning_audit.record.store import ENTERED, read_observations
 from lightning_audit.testing import selftest
-from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.runs import train
 from lightning_audit.testing.selftest import (
     HEADINGS,
@@ -40,33 +39,39 @@ _HEAD = """# What the audit finds, and after how many steps
 
 <!-- Made by `python docs/build/selftest_page.py`; do not edit. -->
 
+For the engineer who wants to know what is found, and how soon, and for the lead who asks what a
+PASS was tested against.
+
 {summary}.
 
-`lightning-audit selftest` trains every fault of [the registry](faults.md) and correct trainings
-under `PrivacyAudit`, each in a few seconds. It fails if a fault is not found under its name, or if
-a correct training is accused. Each training has a fixed seed.
-This page shows a run of {date} with lightning-audit {version}: {seconds:.0f} seconds, {jobs}
-trainings at a time.
+`lightning-audit selftest` trains [every known fault](faults.md) and correct trainings under
+`PrivacyAudit`, each in a few seconds. It fails if a fault is not found under its name, or if a
+correct training is accused. Each training has a fixed seed. This page shows a run of {date} with
+lightning-audit {version}: {seconds:.0f} seconds, {jobs} trainings at a time.
 
-**answer**: *found* means a violation with the finding and the name that the registry states;
-*warned* is the same without loss of privacy, which fails no gate. *named otherwise*, *not found*,
-*accused* and *crashed* fail the selftest. **steps**: the step at which the fault was found, of the
-trained steps; *end* if only the report at the end shows it. The audit is evaluated after every
-step, and accuses a correct training with probability at most 0.001 over all of them.
+*Found* means a violation with the finding and the name that the registry states; *warned* is the
+same without loss of privacy, which fails no gate. *Named otherwise*, *not found*, *accused* and
+*crashed* fail the selftest. The step is that at which the fault was found, of the trained
+steps; "at the end" if only the report at the end shows it. The audit is evaluated after every step,
+and accuses a correct training with probability at most 0.001 over all of them.
+"""
 
-The other columns are the bounds of the literature on the same observations: the step from which on
-the bound on one step is above the claim of that step, up to the end; with the threshold fixed in
-advance / with the threshold that has the largest bound on the same data; "-" if it is not above the
-claim at the end. They are evaluated after each of the first {each} steps and then at
-intervals of a tenth, which makes these columns optimistic:
+_LITERATURE = """
+## The bounds of the literature
+
+On the same observations: the step from which on the bound on one step is above the claim of that
+step, up to the end; with the threshold fixed in advance / with the threshold that has the largest
+bound on the same data; "-" if it is not above the claim at the end. Trainings without any are left
+out. The bounds are evaluated after each of the first {each} steps and then at intervals of a tenth,
+which makes these numbers optimistic:
 
 - Each bound holds for one look, at 95 %, at an end that is fixed in advance. The first look from
   which on it remains above the claim is known only in hindsight. A gate with such a bound accuses
   one correct training in twenty at its only look, and more if it looks again.
 - The largest bound over all thresholds is **not valid**: papers plot it, and it accuses correct
-  trainings, as the last table shows.
+  trainings.
 - If the audit stops adding canaries, because the clipping is proved wrong, the training is run
-  again with canaries in every step for these columns.
+  again with canaries in every step for these numbers.
 
 `fdp_*` bound mu and are compared with signal over noise multiplier; `eps_cp` and `katz` bound
 epsilon and are compared with the epsilon of that mu at delta {delta:g}. `katz` is a bound at delta
@@ -74,6 +79,12 @@ epsilon and are compared with the epsilon of that mu at delta {delta:g}. `katz` 
 designed for faults that do not widen the gap between readings with and without a canary (repeated
 noise, a second optimizer that is not private, wrong sampling): a number there may be chance. They
 name no fault.
+
+"""
+
+_NEXT = """
+Next: [plant a fault and see your build fail](test-your-gate.md), or what the lead decides with:
+[what PASS means](how-it-works.md).
 """
 
 _OF_GROUPS = {
@@ -88,13 +99,12 @@ WideResNet on CIFAR-10 (the paper also uses this number of random images), clipp
 gives none), canaries of 1000 times the clipping norm instead of exactly that norm. Figure 7 clips
 after averaging, figure 8 draws the noise from 100 seeds, figure 9 adds too little noise: a step's
 true epsilon is then 1.57, which f-DP detects in the paper, or 2.17, which the other methods do not
-detect.""",
+detect.
+""",
     "healthy": """
-A number in the columns of the literature is a false accusation. "figures 7-9" has the settings of
-the violations above.
+"Figures 7-9" has the settings of the violations above.
 """,
 }
-_COLUMNS = ("training", "configuration", "answer", "finding", "named", "outcome", "steps", *METHODS)
 
 
 @dataclass(frozen=True)
@@ -145,17 +155,10 @@ def compare(row: Row) -> Compared:
         return Compared(**vars(result), needed=steps_needed(header, entries, delta))
 
 
-def needed_by(result: Result, method: str) -> str:
+def needed_by(result: Compared, method: str) -> str:
     """Return the steps that a method needs with the fixed threshold, and with the largest bound."""
-    needed = _needed(result).get(method)
-    if not needed:
-        return "-"
-    both = [needed[name] for name in CHOICES]
+    both = [result.needed[method][name] for name in CHOICES]
     return " / ".join("-" if n is None else str(n) for n in both)
-
-
-def _needed(result: Result) -> Mapping[str, Mapping[str, int | None]]:
-    return result.needed if isinstance(result, Compared) else {}
 
 
 def markdown(results: Sequence[Result], seconds: float, jobs: int) -> str:
@@ -173,70 +176,65 @@ def markdown(results: Sequence[Result], seconds: float, jobs: int) -> str:
             version=__version__,
             seconds=seconds,
             jobs=jobs,
-            each=EACH,
-            delta=selftest.DELTA,
         )
     ]
     for group, title in HEADINGS.items():
         rows = [result for result in results if result.group == group]
         if rows:
-            parts += [f"\n## {title}\n", _OF_GROUPS.get(group, ""), "\n", _table(rows)]
-            parts += _false_accusations(rows) if group == "healthy" else []
-    parts += _remarks(results)
-    return "".join(parts)
+            parts += [f"\n## {title}\n", _OF_GROUPS.get(group, ""), "\n"]
+            parts += [_table(("training", "configuration", "answer"), map(_cells, rows))]
+    return "".join([*parts, *_literature(results), _NEXT])
 
 
-def _table(rows: Sequence[Result]) -> str:
-    lines = [_COLUMNS, ("---",) * len(_COLUMNS), *(_cells(row) for row in rows)]
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ("---",) * len(heads), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _cells(result: Result) -> tuple[str, ...]:
+    finding = f": `{result.finding}`" if result.finding else ""
+    ends = "" if result.outcome in (None, "VIOLATION") else f", {result.outcome}"
+    steps = f"step {steps_of(result)}" if result.finding else f"{result.steps} steps"
+    return *_named(
+        result
+    ), f"{result.status}{finding}{ends}, {steps.replace('step end', 'at the end')}"
+
+
+def _named(result: Result) -> tuple[str, str]:
     name = result.fault if result.group == "healthy" else f"`{result.fault}`"
-    return (
-        name,
-        result.configuration,
-        result.status,
-        f"`{result.finding}`" if result.finding else "-",
-        {True: "yes", False: "no", None: "-"}[result.named],
-        result.outcome or "-",
-        steps_of(result),
-        *(needed_by(result, method) for method in METHODS),
-    )
+    return name, result.configuration
 
 
-def _false_accusations(rows: Sequence[Result]) -> list[str]:
-    """Count the healthy trainings that each method accuses."""
+def _literature(results: Sequence[Result]) -> list[str]:
+    """Return what the bounds of the literature need, and the correct trainings they accuse."""
+    compared = [result for result in results if isinstance(result, Compared)]
+    if not compared:
+        return []
+    rows = [
+        (*_named(result), shown)
+        for result in compared
+        if (
+            shown := ", ".join(
+                f"`{method}` {needed_by(result, method)}"
+                for method in METHODS
+                if any(result.needed.get(method, {}).values())
+            )
+        )
+    ]
+    healthy = [result for result in compared if result.group == "healthy"]
     counts = {
         method: [
-            sum(_needed(row).get(method, {}).get(choice) is not None for row in rows)
+            sum(row.needed.get(method, {}).get(choice) is not None for row in healthy)
             for choice in CHOICES
         ]
         for method in METHODS
     }
-    told = ", ".join(f"`{m}` {fixed} / {best}" for m, (fixed, best) in counts.items())
-    accused = sum(row.status == "accused" for row in rows)
+    accused = ", ".join(f"`{m}` {fixed} / {best}" for m, (fixed, best) in counts.items())
     return [
-        f"\nOf these {len(rows)} trainings the audit accuses {accused}. The bounds of the "
-        "literature, by fixed / largest threshold, are above the claim at the end in: "
-        f"{told}.\n"
-    ]
-
-
-def _remarks(results: Sequence[Result]) -> list[str]:
-    """Return what is wrong in each fault, and why some are found late."""
-    faults = dict.fromkeys(r.fault for r in results if r.group != "healthy")
-    lines = [
-        f"| `{name}` | {FAULTS[name].wrong} | {FAULTS[name].met_in} | {FAULTS[name].reason} |\n"
-        for name in faults
-        if name in FAULTS
-    ]
-    if not lines:
-        return []
-    return [
-        "\n## What is wrong in each\n\n",
-        "| fault | what is wrong | met in | remark |\n|---|---|---|---|\n",
-        *lines,
+        _LITERATURE.format(each=EACH, delta=selftest.DELTA),
+        _table(("training", "configuration", "above the claim from step"), rows),
+        f"\nOf the {len(healthy)} correct trainings they accuse, by fixed / largest threshold: "
+        f"{accused}.\n",
     ]
 
 

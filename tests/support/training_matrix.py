@@ -485,6 +485,8 @@ _HEAD = """# Which trainings can be audited
 
 <!-- Made by `python tests/support/training_matrix.py` from the test matrix; do not edit. -->
 
+For the engineer who asks if this audit works with a training like theirs, and what to write if not.
+
 Each row is a training that `tests/callbacks/test_privacy_audit_healthy.py` runs for 120 steps or
 more: the canaries' signal is one and the noise is as claimed, within sampling error, and the
 trained model equals the one without the audit (`make test` compares six rows and one training of
@@ -510,6 +512,7 @@ def markdown() -> str:
     parts += [f"| {name} |\n" for name in PROCESSES.values()]
     parts.append("\n## Refused, before the first step\n\n| training | instead |\n|---|---|\n")
     parts += [f"| {name} | {instead} |\n" for name, instead in REFUSED]
+    parts.append("\nNext: [a plain loop](plain-loops.md), or [Lightning](lightning.md).\n")
     return "".join(parts)
 
 
