@@ -64,7 +64,9 @@ def main() -> int:
     stage()
     zensical = Path(sys.executable).with_name("zensical")
     command = [zensical, "build", "--clean", "--strict", "--config-file", "mkdocs.yml"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     print(_COLOR.sub("", done.stdout))
     return done.returncode
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.browser
 SITE = REPOSITORY / ".site" / "html"
 WIDTHS = (1280, 390)
 #: One page of each kind, which axe-core reads in each window and scheme; it reads the others once.
-KINDS = {".", "checks", "gate", "experiments/epsilon_star_sweep"}
+KINDS = {".", "checks", "gate", "experiments/epsilon_star_sweep", "api/results"}
 #: What is out of sight to the right, and in no box that scrolls.
 _CUT = """() => [...document.querySelectorAll('.md-content *')].filter(e =>
   e.getBoundingClientRect().right > innerWidth + 1 && e.checkVisibility()
