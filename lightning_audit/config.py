@@ -341,9 +341,7 @@ R = TypeVar("R")
 
 #: Settings by the names that Opacus or a guess gives them, with the names here.
 _RENAMED = {
-    "epsilon": "claimed_epsilon",
-    "target_epsilon": "claimed_epsilon",
-    "max_epsilon": "claimed_epsilon",
+    **dict.fromkeys(("epsilon", "target_epsilon", "max_epsilon"), "claimed_epsilon"),
     "target_delta": "delta",
     "batch_size": "expected_batch_size",
     "data_loader": "loader",

@@ -168,17 +168,10 @@ def check_arguments(given: dict[str, Any]) -> None:
         ("state", isinstance(given["state"], Mapping | None), "that of Audit.state_dict()"),
     ):
         _validate.fitting(name, given[name], allowed, fits=fits)
-    _refuse_another_model(given["model"] if given["root"] is None else given["root"], given)
-
-
-def _refuse_another_model(root: torch.nn.Module, given: Mapping[str, Any]) -> None:
-    """Raise if Opacus' optimizer trains no parameter of the model."""
     private = [o for o in optimizers_of(given["optimizer"]) if private_optimizer(o) is not None]
-    if private and params_of(private).isdisjoint(map(id, root.parameters())):
-        raise ValueError(
-            f"model={_validate.shown(given['model'])} has no parameter that the optimizer trains; "
-            "give attach what make_private returned."
-        )
+    root = given["model"] if given["root"] is None else given["root"]
+    fits = not private or not params_of(private).isdisjoint(map(id, root.parameters()))
+    _validate.fitting("model", given["model"], "what the optimizer trains" + _ORDER, fits=fits)
 
 
 class Unattached:

@@ -438,7 +438,10 @@ def test_swapped_arguments_are_refused_by_name_at_the_call(tmp_path):
         ({"loader": 8.0}, r"^loader=8.0 must be what the training iterates, the loader of make_"),
         ({"loader": "data"}, r"^loader=<.*TensorDataset.* must be what the training iterates"),
         ({"log": "wandb"}, r"^log='wandb' must be a function of metrics, such as wandb.log,"),
-        ({"model": torch.nn.Linear(2, 2)}, r"^model=Linear\(.* has no parameter that the optim"),
+        (
+            {"model": torch.nn.Linear(2, 2)},
+            r"^model=Linear\(.* must be what the optimizer trains: a",
+        ),
     ],
 )
 def test_what_is_no_part_of_this_training_is_refused_at_the_call(tmp_path, given, said):
