@@ -1,9 +1,11 @@
-"""examples/ci: the files fit their schemas, and the commands in them do what they say."""
+"""The action, the hook and examples/ci fit their schemas, and their commands do what they say."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,15 @@ from made_report import made_report
 from places import EXAMPLES, REPOSITORY
 from stages import staged
 
+import lightning_audit
 from lightning_audit.results.audit_report import EXIT_CODES
 
-ACTION = EXAMPLES / "ci" / "github-action" / "action.yml"
+ACTION = REPOSITORY / "action.yml"
+WORKFLOW = EXAMPLES / "ci" / "github.yml"
+HOOKS = REPOSITORY / ".pre-commit-hooks.yaml"
 JOB = EXAMPLES / "ci" / "gitlab-ci.yml"
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+COMMIT = "git -c user.name=a -c user.email=a@b commit -qm a"
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 
 
@@ -40,7 +47,7 @@ def run(script: str, directory: Path, **variables: str) -> subprocess.CompletedP
 
 def run_action(directory: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
     action = yaml_of(ACTION)
-    (step,) = action["runs"]["steps"]
+    step, _upload = action["runs"]["steps"]
     given = {name: one["default"] for name, one in action["inputs"].items()}
     given |= {name.replace("_", "-"): value for name, value in inputs.items()}
     files = {"GITHUB_OUTPUT": directory / "output", "GITHUB_STEP_SUMMARY": directory / "summary"}
@@ -61,10 +68,11 @@ def fits(path: Path, *options: str, code: int = 0) -> None:
     ("path", "options"),
     [
         (ACTION, ["--builtin-schema", "vendor.github-actions"]),
+        (WORKFLOW, ["--builtin-schema", "vendor.github-workflows"]),
         (JOB, ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"]),
         *((path, ["--builtin-schema", "vendor.github-workflows"]) for path in WORKFLOWS),
     ],
-    ids=["GitHub", "GitLab", *(path.stem for path in WORKFLOWS)],
+    ids=["action", "workflow", "GitLab", *(path.stem for path in WORKFLOWS)],
 )
 def test_a_file_fits_the_schema_of_its_service(path, options, tmp_path):
     fits(path, *options)
@@ -79,16 +87,34 @@ def usage(path: Path) -> Any:
     return yaml.safe_load("\n".join(line[4:] for line in comment if line.startswith("#   ")))
 
 
-def test_the_steps_of_the_action_run_after_a_training_that_failed(tmp_path):
-    train, *after = usage(ACTION)
+def test_the_workflow_uses_the_action_of_this_release_after_a_training_that_failed():
+    *_, train, gate = yaml_of(WORKFLOW)["jobs"]["audit"]["steps"]
     assert train == {"run": "python train.py"}
-    assert [step["if"] for step in after] == ["always()"] * 2
-    given = set(after[0]["with"])
-    assert given <= set(yaml_of(ACTION)["inputs"])
-    job = {"runs-on": "ubuntu-latest", "steps": [train, *after]}
-    path = tmp_path / "workflow.yml"
-    path.write_text(yaml.safe_dump({"on": "push", "jobs": {"audit": job}}))
-    fits(path, "--builtin-schema", "vendor.github-workflows")
+    owner = PROJECT["urls"]["Repository"].removeprefix("https://github.com/")
+    assert gate["uses"] == f"{owner}@v{lightning_audit.__version__}"
+    assert gate["if"] == "always()"
+    assert set(gate["with"]) <= set(yaml_of(ACTION)["inputs"])
+
+
+def test_the_action_installs_what_the_gate_needs_without_torch_where_the_command_is_missing(
+    tmp_path,
+):
+    step, upload = yaml_of(ACTION)["runs"]["steps"]
+    bash = shutil.which("bash")
+    (tmp_path / "python").write_text(f'#!{bash}\necho "$@" >> installed\n')
+    (tmp_path / "python").chmod(0o755)
+    script = step["run"].partition("mapfile")[0]
+    done = subprocess.run(
+        [bash, "-e", "-c", script],
+        cwd=tmp_path,
+        env={"PATH": str(tmp_path), "GITHUB_ACTION_PATH": "/the action"},
+    )
+    assert done.returncode == 0
+    names, own = (tmp_path / "installed").read_text().splitlines()
+    needed = {each.partition(">")[0] for each in PROJECT["dependencies"]} - {"torch", "opacus"}
+    assert set(names.split()[4:]) == needed
+    assert own == "-m pip install --quiet --no-deps /the action"
+    assert upload["if"] == "always() && inputs.upload-sarif == 'true'"
 
 
 def test_the_job_runs_after_a_training_that_failed_and_has_its_report(tmp_path):
@@ -137,3 +163,26 @@ def test_the_job_ends_with_the_verdict_and_keeps_its_artifacts(tmp_path, outcome
     assert done.returncode == EXIT_CODES[outcome], done.stderr
     kept = {*job["artifacts"]["paths"], job["artifacts"]["reports"]["junit"]}
     assert {path.name for path in tmp_path.iterdir()} == {"audit", *kept}
+
+
+def test_the_hook_of_pre_commit_fails_on_a_report_that_does_not_pass(tmp_path):
+    """As a user names it: from a repository at a tag, in another one with committed reports."""
+    hook, project = tmp_path / "hook", tmp_path / "project"
+    tag = f"v{lightning_audit.__version__}"
+    named = {"id": "lightning-audit-check", "args": ["--max-epsilon=8"]}
+    config = {"repos": [{"repo": str(hook), "rev": tag, "hooks": [named]}]}
+    files = {hook: {HOOKS.name: HOOKS.read_text(encoding="utf-8")}}
+    files[project] = {".pre-commit-config.yaml": yaml.safe_dump(config), "other.json": "{}"}
+    for folder, texts in files.items():
+        folder.mkdir()
+        for name, text in texts.items():
+            (folder / name).write_text(text)
+        run(f"git init -q && git add . && {COMMIT} && git tag {tag}", folder)
+    home = {"PRE_COMMIT_HOME": str(tmp_path / "home")}
+    for outcome, shown in {"PASS": "Passed", "VIOLATION": "exit code: 1"}.items():
+        (project / outcome).mkdir()
+        made_report(outcome).save(project / outcome / "report.json")
+        done = run("git add . && python -m pre_commit run", project, **home)
+        assert shown in done.stdout, done.stdout + done.stderr
+        assert done.returncode == (outcome != "PASS")
+    assert "VIOLATION is the worst verdict of 2 trainings" in done.stdout
