@@ -13,12 +13,19 @@ TRANSFORMERS := benchmarks/.environments/transformers
 BUILD := benchmarks/.environments/build
 FRESH := benchmarks/.environments/fresh
 SITE := benchmarks/.environments/site
+# The version of PYTHON, such as 3.13; empty if there is no such interpreter.
+VERSION = $(shell $(PYTHON) -c "import sys; print('%d.%d' % sys.version_info[:2])" 2> /dev/null)
+OTHER = benchmarks/.environments/python-$(VERSION)
+# Of `make test-python`; TORCH=no leaves torch out, and runs tests that need none.
+TORCH := yes
+ROOMS := tests/loops tests/callbacks tests/cli tests/results
+ROOMS_WITHOUT_TORCH := tests/cli tests/results tests/report tests/verdict tests/checks tests/record tests/accounting
 # Tests of `make lowest` and `make costs`, such as SELECT="tests/stats".
 SELECT := tests
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=worksteal
 MEASURED := tests/.costs.jsonl
 
-.PHONY: demo test lint fast heavy costs docs browser lowest nightly bench bench-peers gpu dist clean
+.PHONY: demo test lint fast heavy costs docs browser lowest test-python nightly bench bench-peers gpu dist clean
 
 # The main job on real data: four trainings, three of them faulty. Ends with a table of reports.
 demo: $(VENV)/.examples
@@ -60,6 +67,14 @@ browser: $(VENV)/.browser docs
 # The quick tests with the lowest versions that pyproject.toml allows, torch apart.
 lowest: $(LOWEST)/.dev
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest --numprocesses=2 --dist=worksteal -p no:cacheprovider -m "not heavy" $(SELECT)
+
+# The quick tests of loops, callbacks, command line and results with another interpreter, in an
+# environment of its version: make test-python PYTHON=python3.13 [TORCH=no]
+test-python:
+	@test -n "$(VERSION)" || { echo "no interpreter runs as '$(PYTHON)': name one, as in make test-python PYTHON=python3.13" >&2; exit 1; }
+	$(MAKE) $(OTHER)/.$(if $(filter no,$(TORCH)),without-torch,dev)
+	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest --numprocesses=2 --dist=worksteal -p no:cacheprovider -m "not heavy" \
+		$(if $(filter no,$(TORCH)),-p without_torch $(ROOMS_WITHOUT_TORCH),$(ROOMS))
 
 # What takes too long for each change: simulations, figures and benchmarks at their whole size, the
 # whole selftest, an exception in every function, mutants of checks and verdict, correct trainings of
@@ -116,6 +131,17 @@ $(LOWEST)/.dev: pyproject.toml constraints-lowest.txt
 $(SITE)/.dev: constraints-site.txt
 	$(PYTHON) -m venv --clear $(SITE)
 	$(SITE)/bin/$(PIP) --constraint constraints-site.txt zensical mkdocstrings-python latex2mathml ruff
+	touch $@
+
+benchmarks/.environments/python-%/.dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/$(PIP) $(CONSTRAINTS) --editable ".[test]"
+	touch $@
+
+benchmarks/.environments/python-%/.without-torch: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(@D)
+	grep -Ev "^(torch|opacus|pytorch-lightning|lightning)" constraints.txt > $(@D)/pins.txt
+	$(@D)/bin/$(PIP) --no-deps --requirement $(@D)/pins.txt --editable .
 	touch $@
 
 $(BUILD)/.tools:
