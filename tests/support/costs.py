@@ -33,6 +33,7 @@ CONTRACT = (
     "tests/loops/test_without_lightning.py",
     "tests/many/test_clusters.py::test_rows_are_those_of_this_process",
     "tests/test_lowest_versions.py::test_a_training_and_the_commands_work",
+    "tests/test_tour.py::test_the_tour_shows",
     "tests/test_trackers.py::test_each_tracker_has_the_metrics",
     "tests/test_transformers.py::test_a_trainer_passes",
     "tests/testing/test_faults.py",
