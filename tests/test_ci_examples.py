@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import yaml
 from junitparser import JUnitXml
 from made_report import made_report
-from places import EXAMPLES, REPOSITORY
+from places import DOCS, EXAMPLES, REPOSITORY
 from stages import staged
 
 import lightning_audit
@@ -165,14 +166,33 @@ def test_the_job_ends_with_the_verdict_and_keeps_its_artifacts(tmp_path, outcome
     assert {path.name for path in tmp_path.iterdir()} == {"audit", *kept}
 
 
-def test_the_hook_of_pre_commit_fails_on_a_report_that_does_not_pass(tmp_path):
-    """As a user names it: from a repository at a tag, in another one with committed reports."""
-    hook, project = tmp_path / "hook", tmp_path / "project"
+def test_the_notes_of_a_release_are_the_section_of_its_version(tmp_path):
+    steps = yaml_of(REPOSITORY / ".github" / "workflows" / "release.yml")["jobs"]["dist"]["steps"]
+    (script,) = [one["run"] for one in steps if "changelog" in one.get("name", "")]
+    changes = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    text = (
+        changes.replace("\n## ", "\n## Unreleased\n\n- new\n\n## ", 1)
+        + "\n## 0.0.9 - then\n\n- old\n"
+    )
+    (tmp_path / "CHANGELOG.md").write_text(text, encoding="utf-8")
     tag = f"v{lightning_audit.__version__}"
-    named = {"id": "lightning-audit-check", "args": ["--max-epsilon=8"]}
-    config = {"repos": [{"repo": str(hook), "rev": tag, "hooks": [named]}]}
+    assert run(script, tmp_path, GITHUB_REF_NAME=tag).returncode == 0
+    section = changes.partition(f"## {tag[1:]} ")[2].partition("\n## ")[0].partition("\n")[2]
+    assert (tmp_path / "notes.md").read_text(encoding="utf-8").strip() == section.strip()
+    assert run(script, tmp_path, GITHUB_REF_NAME="v9.0").returncode == 1
+
+
+def test_the_hook_of_pre_commit_fails_on_a_report_that_does_not_pass(tmp_path):
+    """As the page says: from a repository at a tag, in another one with committed reports."""
+    hook, project = tmp_path / "hook", tmp_path / "project"
+    (block,) = re.findall(r"```yaml\n(repos:.*?)```", (DOCS / "gate.md").read_text(), re.DOTALL)
+    config = yaml.safe_load(block)
+    assert config["repos"][0]["repo"] == PROJECT["urls"]["Repository"]
+    tag = config["repos"][0]["rev"]
+    assert tag == f"v{lightning_audit.__version__}"
+    config["repos"][0]["repo"] = str(hook)
     files = {hook: {HOOKS.name: HOOKS.read_text(encoding="utf-8")}}
-    files[project] = {".pre-commit-config.yaml": yaml.safe_dump(config), "other.json": "{}"}
+    files[project] = {".pre-commit-config.yaml": yaml.safe_dump(config), "report.json": "{}"}
     for folder, texts in files.items():
         folder.mkdir()
         for name, text in texts.items():
@@ -180,8 +200,9 @@ def test_the_hook_of_pre_commit_fails_on_a_report_that_does_not_pass(tmp_path):
         run(f"git init -q && git add . && {COMMIT} && git tag {tag}", folder)
     home = {"PRE_COMMIT_HOME": str(tmp_path / "home")}
     for outcome, shown in {"PASS": "Passed", "VIOLATION": "exit code: 1"}.items():
-        (project / outcome).mkdir()
-        made_report(outcome).save(project / outcome / "report.json")
+        folder = project / "models" / outcome
+        folder.mkdir(parents=True)
+        made_report(outcome).save(folder / "report.json")
         done = run("git add . && python -m pre_commit run", project, **home)
         assert shown in done.stdout, done.stdout + done.stderr
         assert done.returncode == (outcome != "PASS")

@@ -42,6 +42,24 @@ def test_the_lowest_versions_are_the_bounds_of_the_project():
                 assert re.sub(r"(\.0)+$", "", pins[name]) == bound.removesuffix(".0"), one
 
 
+def test_the_page_of_versions_has_those_that_are_pinned():
+    page = (REPOSITORY / "docs" / "versions.md").read_text(encoding="utf-8")
+    for file, names in {
+        "": {"torch": "2.13", "opacus": "Opacus 1.6.0", "lightning": "Lightning 2.6.6"},
+        "-lowest": {"lightning": "Lightning 2.6.0"},
+        "-transformers": {"transformers": "transformers 5.24", "peft": "peft 0.21"},
+    }.items():
+        text = (REPOSITORY / f"constraints{file}.txt").read_text(encoding="utf-8")
+        pins = dict(line.split("==") for line in text.split())
+        for name, shown in names.items():
+            assert shown in page
+            assert pins[name].startswith(shown.split()[-1])
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = [one.split()[-1] for one in project["classifiers"] if "Python :: 3." in one]
+    tested = "\n".join(line for line in page.splitlines() if "| tested" in line)
+    assert named == sorted(set(re.findall(r"Python (3\.\d+); torch", tested)))
+
+
 @pytest.mark.heavy
 def test_a_training_and_the_commands_work_with_the_lowest_versions(tmp_path):
     done = subprocess.run(

@@ -128,7 +128,9 @@ def test_what_is_installed_is_there():
     assert project["urls"]["Documentation"] == DOCUMENTATION
     version = lightning_audit.__version__
     assert f"version: {version}\n" in (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
-    assert f"\n## {version} (" in (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    changes = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    (day,) = re.findall(rf"^## {re.escape(version)} - (.+)$", changes, flags=re.MULTILINE)
+    assert f"date-released: {day}\n" in (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
 
 
 def test_nothing_is_installed_by_a_name_that_is_not_ours():
