@@ -228,7 +228,7 @@ def _allowed(allow: Sequence[str | Allow] | str | Allow) -> dict[str, Any]:
         )
     listed = (allow,) if isinstance(allow, str | Allow) else tuple(allow)
     exemptions = tuple(one for one in listed if isinstance(one, Allow))
-    everywhere = (one.finding for one in exemptions if one.everywhere)
+    everywhere = (one.finding for one in exemptions if one._everywhere)
     names = (one for one in listed if not isinstance(one, Allow))
     return {"allow": (*names, *everywhere), "exemptions": exemptions}
 

@@ -14,8 +14,8 @@ _HEAD = """# The command
 
 <!-- Made by `python docs/build/command_page.py` from the parsers; do not edit. -->
 
-`lightning-audit COMMAND --help` prints what this page has. The exit code is 2 if an argument is
-wrong.
+`lightning-audit COMMAND --help` prints what this page has; `python -m lightning_audit` is the same
+command. The exit code is 2 if an argument is wrong.
 
 | command | what it does |
 |---|---|

@@ -228,7 +228,7 @@ class ScopedOptimizer:
         """The text that names its steps without DP-SGD as exempt, or empty."""
         kind = type(innermost(self.optimizer)).__name__
         found = (one for one in self.allowed if one.finding == NO_DP.name)
-        return next((f"{kind},{one.scope[3:]} ({one.reason})" for one in found), "")
+        return next((f"{kind},{one._scope[3:]} ({one.reason})" for one in found), "")
 
     def watched(self, module: torch.nn.Module) -> tuple[Any, str, torch.nn.Module | None]:
         """Return the arguments of `PlainSteps.watch`, given the user's module."""
@@ -258,7 +258,7 @@ def scoped_optimizers(
         params = [p for group in inner.param_groups for p in group["params"]]
         own = tuple(names.get(id(p), "") for p in params)  # without a name it has no prefix
         kind = type(inner).__name__
-        of_it = tuple(one for one in allowed if one.is_of(place, kind, own))
+        of_it = tuple(one for one in allowed if one._is_of(place, kind, own))
         scoped.append(ScopedOptimizer(optimizer, private_optimizer(optimizer), own, of_it))
     for one in allowed:
         _refuse_misfit(one, scoped)
@@ -739,7 +739,7 @@ class AuditedOptimizers:
         watched = (one.watched(module) for one in plain)
         self.plain.watch(watched, self.attached, self._is_hidden)
         for one in self.config.exemptions:
-            self.notes.add(f"the user allows {one.finding}{one.scope}: {one.reason}")
+            self.notes.add(f"the user allows {one.finding}{one._scope}: {one.reason}")
         self._exempt |= {name for one in plain if one.exempt for name in one.names}
         if not private:
             if any(isinstance(session.step, ManualStep) for session in self.sessions):

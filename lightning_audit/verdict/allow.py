@@ -61,18 +61,18 @@ class Allow:
             )
 
     @property
-    def everywhere(self) -> bool:
+    def _everywhere(self) -> bool:
         """Whether the exemption has no scope."""
         return self.optimizer is None and self.parameters is None
 
     @property
-    def scope(self) -> str:
+    def _scope(self) -> str:
         """The scope as text; empty if there is none."""
         if self.optimizer is not None:
             return f" of optimizer {self.optimizer!r}"
         return f" of {self.parameters}" if self.parameters is not None else ""
 
-    def is_of(self, place: int, kind: str, names: Sequence[str]) -> bool:
+    def _is_of(self, place: int, kind: str, names: Sequence[str]) -> bool:
         """Whether the scope is the given optimizer.
 
         Args:

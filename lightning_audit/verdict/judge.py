@@ -572,7 +572,7 @@ def named(
     ]
     exempt = any(c.name == NO_DP.name and c.evidence.get("exempt_steps") for c in checks)
     scoped = (*OF_PARAMETERS, NO_DP.name) if exempt else OF_PARAMETERS
-    names += [f"{one.finding}{one.scope}" for one in settings.exemptions if one.finding in scoped]
+    names += [f"{one.finding}{one._scope}" for one in settings.exemptions if one.finding in scoped]
     names += [name for name in OF_PARAMETERS if unaudited and name in settings.allow]
     return tuple(dict.fromkeys(names))
 

@@ -23,7 +23,7 @@ PRIVATE = (1, "Adam", ["G.0.weight", "G.1.weight"])
     ],
 )
 def test_an_optimizer_is_named_by_place_class_or_prefix(optimizer, of, expected):
-    assert Allow("no_dp", optimizer=optimizer, reason=WHY).is_of(*of) == expected
+    assert Allow("no_dp", optimizer=optimizer, reason=WHY)._is_of(*of) == expected
 
 
 def test_parameters_are_named_by_a_pattern():
