@@ -1,8 +1,8 @@
 """The events of a plain loop: its batches, its passes over the loader, its loss of ghost clipping.
 
 Nothing is put on the user's objects. Python looks up ``__iter__`` on the class, and Opacus' batch
-memory manager trains on a new loader over the same sampler: so two methods of classes are replaced
-while an audit is attached, and put back when the last one ends.
+memory manager trains on a new loader over the same sampler: so three methods of classes are
+replaced while an audit is attached, and put back when the last one ends.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeAlias
 
 import torch
+from opacus.utils.adaptive_clipping.adaptive_clipping_utils import (
+    DPTensorFastGradientAdaptiveClipping,
+)
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -277,6 +280,7 @@ def _clips(own: Any, listeners: list[Listener]) -> Any:
 _HOOKS = (
     _ClassHook(DataLoader, "__iter__", _iterates),
     _ClassHook(DPTensorFastGradientClipping, "backward", _clips),
+    _ClassHook(DPTensorFastGradientAdaptiveClipping, "backward", _clips),
 )
 
 

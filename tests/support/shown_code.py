@@ -19,8 +19,18 @@ def text_of(page: Path) -> str:
 
 
 def blocks(page: Path, language: str) -> list[str]:
+    return blocks_in(text_of(page), language)
+
+
+def sections(page: Path) -> dict[str, str]:
+    """The parts of a page by their headings."""
+    _, *parts = re.split(r"^## (.*)\n", text_of(page), flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def blocks_in(text: str, language: str) -> list[str]:
     """The code of a page; a command that goes on in a further line is one line."""
-    shown = re.findall(rf"```{language}\n(.*?)```", text_of(page), flags=re.DOTALL)
+    shown = re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
     return [re.sub(r"\\\n +", "", text) for text in shown] if language == "console" else shown
 
 
