@@ -1,5 +1,6 @@
 """What the pages of docs/estimators and of recipes show runs, and their figures can be made."""
 
+import fnmatch
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from places import DOCS
 from shown_code import README, blocks, text_of
 from stages import staged
 
+from lightning_audit.checks.check import REGISTRY
 from lightning_audit.cli.main import _parser
 
 MORE = (
@@ -195,3 +197,10 @@ def test_the_training_of_several_processes_passes(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "PASS"
+
+
+def test_the_checks_of_the_threat_model_are_there():
+    table = text_of(DOCS / "threat-model.md").split("| checks |")[1].split("\n\n")[0]
+    for row in table.splitlines()[2:]:
+        for pattern in re.findall("`(.*?)`", row.split("|")[1]):
+            assert fnmatch.filter(REGISTRY, pattern), pattern
