@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils import _pytree
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from lightning_audit.hooks.boundary import current
+from lightning_audit.hooks.boundary import Boundary, current
 
 #: Most places in memory and items that are kept between two steps.
 _MOST_READS = 20_000
@@ -140,6 +140,8 @@ _INDEXING = re.compile("__setitem__|gather|take|masked_select")
 _FORM = frozenset(("__get__", "__len__", "dim", "size", "numel", "data_ptr"))
 _WRITING = re.compile(r"__(set|setitem|i\w+)__|_?[a-z].*[^_]_")
 _COPYING = frozenset(("copy_", "_foreach_copy_", "__set__"))
+#: Raised for tensors without memory, and for an index that selects no rows.
+_UNREADABLE = (RuntimeError, IndexError, TypeError, ValueError)
 
 
 def _arrays(items: Iterable[Any]) -> list[Any]:
@@ -186,6 +188,7 @@ class Reads(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._records, self._begins, self._process = records, begins, os.getpid()
+        self._boundary = current() or Boundary()
         self.loop = self.open = False
         #: Between which addresses the records lie; None if that may have changed.
         self.spans: list[tuple[int, int]] | None = None
@@ -215,22 +218,29 @@ class Reads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note the tensors that a function reads; a view reads nothing."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or self._boundary.failure:  # type: ignore[attr-defined, no-untyped-call]
             return func(*args, **kwargs)
         given, users = (*args, *kwargs.values()), current() is None
-        if self.loop and not (users and self.open and self._may_read(name, given)):
+        if self.loop and not (users and self.open and self._look(self._may_read, name, given)):
             return func(*args, **kwargs)
         made = func(*args, **kwargs)
-        with contextlib.suppress(Exception):  # tensors without memory
-            self._note(name, given, made)
+        self._look(self._note, name, given, made)
         return made
+
+    def _look(self, look: Callable[..., Any], *given: Any) -> Any:
+        """Look at a call of the user's; an internal error detaches the audit, as at any entry."""
+        try:
+            return look(*given)
+        except _UNREADABLE:
+            return None
+        except Exception as error:
+            if not self._boundary.fails(error):
+                raise
 
     def _may_read(self, name: str, given: Sequence[Any]) -> bool:
         """Return whether a function may read records, or use what was made of some."""
-        if not self._begun and name not in _FORM:
-            with contextlib.suppress(Exception):  # tensors without memory
-                if any(map(self._is_near, _arrays(given))):
-                    self._begin()
+        if not self._begun and name not in _FORM and any(map(self._is_near, _arrays(given))):
+            self._begin()
         return self._begun
 
     def _is_near(self, value: Any) -> bool:

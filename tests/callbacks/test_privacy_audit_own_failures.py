@@ -44,6 +44,8 @@ PLACES = [
     ("prefilled", "divisor_at_cut"),
     ("by hand", "_observe"),
     ("prefilled", "put_back"),
+    ("prefilled", "_arrays"),
+    ("prefilled", "_flat"),
 ]
 #: Numbers of faults at random calls of each training: two hundred together, and a few of each.
 FEW, MANY = ([(name, number) for name in TRAININGS] for number in (3, 29))

@@ -19,6 +19,7 @@ from plain_loops import Made, made
 from stages import staged
 from torch.nn.modules import module as modules
 from torch.utils.data import DataLoader
+from trained import failing
 
 import lightning_audit
 from lightning_audit import AuditReport, ClaimUsedUp, InconclusiveAudit, PrivacyViolation, attach
@@ -28,6 +29,7 @@ from lightning_audit.loops.training import Unattached
 from lightning_audit.results.audit_report import UnauditableTraining
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.earlier_fits import forget_fits
+from lightning_audit.run.reads import Reads
 from lightning_audit.testing.faulty import HalfNoise
 
 GIVEN: dict[str, Any] = {"claimed_epsilon": 50.0, "seed": 1, "examinations": 0}
@@ -117,6 +119,18 @@ def test_a_failure_of_the_audit_does_not_reach_the_loop(tmp_path, monkeypatch, a
         plain_loops.mnist_form(training)
     assert audit.report.verdict.outcome == "INCONCLUSIVE"
     assert audit.report.verdict.pass_blockers[0].startswith("the audit failed: RuntimeError")
+    assert nothing_is_left(training, before)
+    for p, q in zip(training.model.parameters(), alone.model.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+
+
+def test_a_failure_within_a_call_of_the_loops_is_named(tmp_path, monkeypatch, alone):
+    monkeypatch.setattr(Reads, "_is_near", failing(KeyError()))
+    training = made()
+    before = vars(training.optimizer).keys() | set()
+    with attach(*training.training, **GIVEN, report_dir=tmp_path) as audit:
+        plain_loops.mnist_form(training)
+    assert audit.report.verdict.summary.startswith("the audit failed: KeyError in run.reads.")
     assert nothing_is_left(training, before)
     for p, q in zip(training.model.parameters(), alone.model.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)

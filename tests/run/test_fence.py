@@ -18,7 +18,7 @@ from stages import staged
 from torch.nn import functional
 from torch.overrides import BaseTorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
-from trained import Validated, check
+from trained import Validated, check, failing
 from training_support import PrivateModule, mlp, random_data, trainer_for
 
 from lightning_audit import Allow, AuditReport, PrivacyAudit, attach
@@ -801,6 +801,18 @@ def test_reads_of_memory_are_seen_and_views_and_other_rows_are_none():
         row.sum()
     assert seen(reads, mine)
     assert not seen(reads, others)
+
+
+def test_only_a_failure_of_the_audits_own_is_one(monkeypatch):
+    reads = Reads()
+    with reads:
+        assert torch.ones(3, 3).to_sparse().to_dense()[torch.eye(3) > 0].sum() == 3.0
+        assert torch.ones(())[None].shape == (1,)
+    assert not reads._boundary.failure
+    monkeypatch.setattr(Reads, "_note", failing(KeyError()))
+    with reads:
+        assert float(torch.ones(2).sum()) == 2.0
+    assert reads._boundary.failure == "KeyError in run.reads._look"
 
 
 def test_memory_that_was_freed_since_is_not_read():
