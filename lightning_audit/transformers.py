@@ -16,15 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from lightning_audit.config import AuditConfig, named_as_here
 from lightning_audit.files import with_extra
+from lightning_audit.hooks.boundary import entry
 from lightning_audit.loops.attaching import attach as attach_to_loop
 from lightning_audit.loops.audit import Audit
-from lightning_audit.loops.training import listed
+from lightning_audit.loops.training import Unattached, listed
 from lightning_audit.results.audit_report import (
     AuditReport,
     PrivacyViolation,
@@ -112,6 +113,29 @@ class PrivacyAuditCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **now: Any) -> None:
         """Attach to the training, with the state of the checkpoint that it resumes."""
         self._close(RuntimeError())  # an earlier training, of which no end was seen
+        self.audit, self._refused, self._couples = None, None, False
+        try:
+            loader, given, couples = self._look_at(args, state, now)
+        except UnauditableTraining:
+            raise
+        except Exception as error:  # the audit's own
+            place = self._given.get("report_dir") or Path(args.output_dir) / "audit"
+            self.audit = cast("Audit", Unattached(self.config, Path(place), error))
+            return
+        trainer = self._trainer
+        try:
+            self.audit = attach_to_loop(trainer.model_wrapped, trainer.optimizer, loader, **given)
+        except PrivacyViolation as error:
+            self._refused = error.report
+            raise
+        if args.max_grad_norm > 0.0:
+            self.audit._note(_NORM)
+        for name in _OF_TRAINING:
+            setattr(trainer, name, self._ended_by_errors(getattr(trainer, name)))
+        self._couples = couples and not self.audit._failure
+
+    def _look_at(self, args: Any, state: Any, now: Any) -> tuple[Any, dict[str, Any], bool]:
+        """Find the Trainer; return its loader, the arguments of `attach`, and its `_couples`."""
         frame = _trainers_frame()
         self._trainer = trainer = frame.f_locals["self"]
         _refuse(trainer)
@@ -127,17 +151,7 @@ class PrivacyAuditCallback(TrainerCallback):
             **self._given,
             "log": log,
         }
-        self.audit = self._refused = None
-        try:
-            self.audit = attach_to_loop(trainer.model_wrapped, trainer.optimizer, loader, **given)
-        except PrivacyViolation as error:
-            self._refused = error.report
-            raise
-        if args.max_grad_norm > 0.0:
-            self.audit._note(_NORM)
-        for name in _OF_TRAINING:
-            setattr(trainer, name, self._ended_by_errors(getattr(trainer, name)))
-        self._couples = _couples(trainer)
+        return loader, given, _couples(trainer)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop the training after a violation, if configured."""
@@ -176,13 +190,14 @@ class PrivacyAuditCallback(TrainerCallback):
 
     def _ended_by_errors(self, own: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a method of the Trainer, which has no event for an exception."""
+        look = entry(self._look_at_labels, of=lambda _: self.audit._boundary)  # type: ignore[union-attr]
 
         @functools.wraps(own)
         def called(*args: Any, **kwargs: Any) -> Any:
             try:
                 result = own(*args, **kwargs)
                 if self._couples and own.__name__ == "get_batch_samples":
-                    self._look_at_labels(result[0])
+                    look(result[0])
             except BaseException as error:
                 self._close(error)
                 raise
@@ -202,9 +217,7 @@ class PrivacyAuditCallback(TrainerCallback):
 
     def _close(self, error: BaseException | None) -> None:
         trainer, self._trainer = self._trainer, None
-        if trainer is None:
-            return
-        for name in _OF_TRAINING:
+        for name in _OF_TRAINING if trainer is not None else ():
             vars(trainer).pop(name, None)
         if self.audit is not None:
             self.audit.close(error)

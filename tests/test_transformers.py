@@ -100,6 +100,18 @@ def test_every_end_of_a_training_ends_its_audit(cases):
     assert found["around nothing"]
 
 
+@pytest.mark.heavy
+def test_a_failure_before_the_audit_begins_is_named_and_the_training_goes_on(cases):
+    found = cases("failed")["failed"]
+    places = {"state": "_saved", "labels": "_look_at_labels", "alone": "_trainers_frame"}
+    for name, place in places.items():
+        assert found[name]["error"] == ""
+        assert found[name]["outcome"] == "INCONCLUSIVE"
+        assert f"in transformers.{place}" in found[name]["blockers"][0]
+    assert found["state"]["last"] == found["labels"]["last"] == 4
+    assert found["raised"]["error"].startswith("InconclusiveAudit")
+
+
 @pytest.mark.nightly
 def test_the_trainers_loggers_get_the_metrics_of_the_last_epoch(cases):
     found = cases("logged")["logged"]

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lightning_audit.record.store import Observation, RecordHeader, name_in_snapshots
+from lightning_audit.record.store import OTHERS, Observation, RecordHeader, name_in_snapshots
 from lightning_audit.results.audit_report import CheckResult, Kind, LikelyFault, Place
 from lightning_audit.results.report_details import places_in
 
@@ -72,6 +72,8 @@ class Evidence:
     segment: int = 0
     log_e: float = 0.0
     observed: bool = False
+    #: Whether the latest log e-value was NaN, which is no evidence.
+    undefined: bool = False
     #: Steps at which the log e-value reached a new maximum, with that maximum: the latest one, the
     #: one that crossed the threshold, and one for each growth by a quarter.
     growth: list[tuple[int, float]] = field(default_factory=list)
@@ -113,7 +115,8 @@ class Evidence:
             step: the numbers of their steps, alike.
         """
         looks, weight = np.ravel(log_e).tolist(), self._log_weight
-        self.observed |= bool(looks)
+        if looks:
+            self.observed, self.undefined = True, math.isnan(looks[-1])
         for value, at in zip(looks, np.ravel(step).tolist(), strict=True):
             if value + weight > self.log_e:  # not if it is NaN
                 self._grow(value + weight, at)
@@ -210,6 +213,9 @@ def largest_shared_log_e(tests: Iterable[tuple[float, float]]) -> float:
 
 
 # --- Declaration of a check: its claim, share, rule, words, and the faults it names by itself.
+
+#: Why a check by e-process whose latest e-value is NaN did not run.
+_UNDEFINED = "its e-value is not a number"
 
 #: Checks of the same property: a fault that explains one of them explains the others.
 #: Those of the channel assume noise of the claimed size in each coordinate: noise that is smaller,
@@ -498,10 +504,10 @@ class Check:
         """
         if test.violated:
             found = self._flagged(evidence, said)
-        elif test.observed:
+        elif test.observed and not test.undefined:
             found = CheckResult(self.name, self.kind, "ok", fine or self.fine)
         else:
-            found = self.not_run(lack or self.needs)
+            found = self.not_run(_UNDEFINED if test.undefined else lack or self.needs)
         return replace(
             found,
             log_e_value=test.log_e,
@@ -611,6 +617,7 @@ def _from_outside() -> Iterator[Check]:
     Raises:
         ImportError: an entry point cannot be loaded.
         TypeError: an entry point names something other than a check.
+        ValueError: a check can find nothing.
     """
     for point in entry_points(group=ENTRY_POINTS):
         try:
@@ -627,6 +634,12 @@ def _from_outside() -> Iterator[Check]:
                     f"the entry point {point.name!r} of {ENTRY_POINTS} must name a Check or a "
                     f"tuple of them, and {point.value!r} is a {type(check).__name__}."
                 )
+            if not check.weight and check.wrong is None:
+                raise ValueError(
+                    f"the check {check.name!r} of {point.value!r} can find nothing: give it a "
+                    "`weight`, if its statistic has an e-value, or `wrong`."
+                )
+            OTHERS.setdefault(point.module, []).append(check.name)
             yield check
 
 

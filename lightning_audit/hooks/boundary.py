@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import sys
 import time
 import traceback
@@ -24,6 +25,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from lightning_audit._validate import BadArgument
+from lightning_audit.record.store import OTHERS
 
 # --- Measures the time that the audit's own code takes within a training.
 
@@ -198,7 +200,8 @@ def current() -> Boundary | None:
 def where(error: BaseException) -> tuple[str, int]:
     """Return an exception's type with the innermost function of this package, and its line.
 
-    The message is left out, since it may contain values.
+    A check of another package is named with its file. The message is left out, since it may contain
+    values.
     """
     if isinstance(error, FailedElsewhere):
         return error.args
@@ -207,6 +210,10 @@ def where(error: BaseException) -> tuple[str, int]:
         module = str(frame.f_globals.get("__name__", ""))
         if module.startswith(f"{_PACKAGE}."):
             place = f"{module.removeprefix(f'{_PACKAGE}.')}.{frame.f_code.co_name}"
+            line = number
+        elif module in OTHERS:
+            code, names = frame.f_code, " or ".join(OTHERS[module])
+            place = f"the check {names}, {code.co_name} of {os.path.basename(code.co_filename)}"
             line = number
     return f"{type(error).__name__} in {place}", line
 

@@ -35,6 +35,7 @@ from opacus.utils.uniform_sampler import (
     UniformWithReplacementSampler,
 )
 from torch.utils import _pytree
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -397,10 +398,12 @@ def reduction_of(loss: Any, accumulated: int = 1) -> Reduction | None:
     """
     node = getattr(loss, "grad_fn", None)
     if node is not None and str(node.name()).startswith("DivBackward"):
-        divisor: Any = None
-        with contextlib.suppress(AttributeError, RuntimeError):  # its backward pass has gone by
+        by_batches = False
+        # Without modes of the user's; or its backward pass has gone by.
+        with contextlib.suppress(AttributeError, RuntimeError), _disable_current_modes():
             divisor = torch.as_tensor(node._saved_other)
-        if divisor is not None and divisor.numel() == 1 and float(divisor) == accumulated:
+            by_batches = divisor.numel() == 1 and float(divisor) == accumulated
+        if by_batches:
             node = node.next_functions[0][0]
     return _reduction(node)
 

@@ -13,7 +13,7 @@ from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.config import AuditConfig, named_as_here
 from lightning_audit.loops.audit import Audit
-from lightning_audit.loops.training import Unattached, check_arguments
+from lightning_audit.loops.training import Unattached, check_arguments, config_anyhow
 from lightning_audit.results.audit_report import (
     InconclusiveAudit,
     PrivacyViolation,
@@ -132,13 +132,12 @@ def attach(
         PrivacyViolation: the claim is known to be false before the first step.
     """
     given = dict(locals())
-    config = AuditConfig.of_arguments(attach, given)
     try:
         check_arguments(given)
-        audit = Audit(config, given)
+        audit = Audit(AuditConfig.of_arguments(attach, given), given)
         audit._start()
     except _DELIBERATE:
         raise
     except Exception as error:  # the audit's own; within `_start` it is caught there
-        audit = cast("Audit", Unattached(config, Path(report_dir), error))
+        audit = cast("Audit", Unattached(config_anyhow(attach, given), Path(report_dir), error))
     return audit

@@ -797,7 +797,7 @@ class Audit:
             InconclusiveAudit: it is INCONCLUSIVE, and ``on_inconclusive`` is "raise".
         """
         if self._ended:
-            return self.report
+            return self._report
         own = isinstance(error, PrivacyViolation | ClaimUsedUp | InconclusiveAudit)
         if error is None:
             self._loop.over = True
@@ -810,11 +810,11 @@ class Audit:
     def _conclude(self, broke: str = "") -> AuditReport | None:
         """Write and print the report, and leave the training."""
         if self._ended:
-            return self.report
+            return self._report
         self._finish(broke)
         self._ended = True
         self._put_away()
-        return self.report
+        return self._report
 
     @_guarded(lambda audit, *_: audit._finish_failed())
     def _finish(self, broke: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -172,6 +173,21 @@ def check_arguments(given: dict[str, Any]) -> None:
     root = given["model"] if given["root"] is None else given["root"]
     fits = not private or not params_of(private).isdisjoint(map(id, root.parameters()))
     _validate.fitting("model", given["model"], "what the optimizer trains" + _ORDER, fits=fits)
+
+
+def config_anyhow(front: Callable[..., Any], given: Mapping[str, Any]) -> AuditConfig:
+    """Return the configuration of an audit that failed, by defaults if reading it is what failed.
+
+    Args:
+        front: the function that takes the arguments.
+        given: the arguments by name.
+    """
+    try:
+        return AuditConfig.of_arguments(front, given)
+    except Exception:
+        usual = {name: one.default for name, one in inspect.signature(front).parameters.items()}
+        kept = {"on_inconclusive": given["on_inconclusive"]}
+        return AuditConfig.of_arguments(front, {**usual, **kept})
 
 
 class Unattached:

@@ -554,6 +554,8 @@ def _read_header(path: str | os.PathLike[str]) -> tuple[RecordHeader, str, int]:
 #: of them by name; and what returns the names of the packages whose objects it may hold.
 _NAMED: dict[str, tuple[type, Mapping[str, Any]]] = {}
 _PACKAGES: list[Callable[[], set[str]]] = []
+#: Names of the checks of other packages, by the module that an entry point names.
+OTHERS: dict[str, list[str]] = {}
 
 
 def name_in_snapshots(

@@ -21,7 +21,7 @@ from lightning_audit.checks.replay import REPLAY_CLIPPING, REPLAY_RELEASE
 from lightning_audit.checks.sampling import DrawnBatches
 from lightning_audit.config import AuditConfig
 from lightning_audit.dpsgd.protocol import Backward
-from lightning_audit.hooks.boundary import attempt, raised_in_audit
+from lightning_audit.hooks.boundary import raised_in_audit
 from lightning_audit.hooks.sampler_tap import BatchUse, can_be_watched
 from lightning_audit.hooks.step_hooks import MethodHook
 from lightning_audit.lints.settings import (
@@ -727,7 +727,7 @@ class AuditRun(RunFacts):
             whole = self.config.shuffled or not fits.counted_before
             phases = found.epsilons.composed if whole else run_history(self.sessions)
             sound = report.verdict.outcome != "VIOLATION"
-            attempt(lambda: fits.end(module, phases, self.files, steps=report.steps * sound))
+            fits.end(module, phases, self.files, steps=report.steps * sound)
         return report
 
     def break_off(self, why: str) -> None:

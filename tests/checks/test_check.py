@@ -11,7 +11,9 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -31,6 +33,7 @@ from lightning_audit.checks.check import (
     Fault,
     Statistic,
     Topic,
+    _from_outside,
     entailed,
     evidence_in,
     group,
@@ -394,6 +397,17 @@ def test_a_check_that_is_added_is_known_everywhere(monkeypatch):
     assert (fault.name, fault.finding) == ("made_up", "made.up")
 
 
+def test_an_e_value_that_is_not_a_number_is_no_evidence():
+    test = BY_E_VALUE.test(SIGNIFICANCE)
+    test.update([math.nan, 0.5], [0, 1])
+    assert BY_E_VALUE.result(test, {}).status == "ok"
+    test.update(math.nan, 2)
+    result = BY_E_VALUE.result(test, {})
+    assert (result.status, result.message) == ("not_run", "its e-value is not a number")
+    test.update([test.threshold + 1.0, math.nan], [3, 4])
+    assert BY_E_VALUE.result(test, {"seen": 1, "much": 3}).status == "violated"
+
+
 # --- Checks that a package adds by entry points: in report, `allow`, gate, docs and checkpoint.
 
 #: The module of docs/own-checks.md, and a second check, whose statistic checkpoints hold.
@@ -549,6 +563,16 @@ def test_a_check_that_cannot_be_loaded_is_named_before_a_training(tmp_path):
     code, output = gate((tmp_path,), tmp_path)
     assert code == EXIT_CODES["INCONCLUSIVE"]
     assert output.startswith("lightning-audit: the check 'absent:CHECKS' cannot be loaded")
+
+
+def test_a_check_that_can_find_nothing_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "blind", SimpleNamespace(CHECK=Check("a.blind")))
+    points = [EntryPoint("blind", "blind:CHECK", "lightning_audit.checks")]
+    monkeypatch.setattr("lightning_audit.checks.check.entry_points", lambda group: points)
+    with pytest.raises(
+        ValueError, match=r"'a\.blind' of 'blind:CHECK' can find nothing: .*`weight`"
+    ):
+        [*_from_outside()]
 
 
 def test_checks_of_any_report_are_found_by_name():

@@ -23,6 +23,7 @@ from lightning_audit.hooks.boundary import (
     where,
 )
 from lightning_audit.hooks.step_hooks import ClosureHooks, MethodHook, StepHooks
+from lightning_audit.record.store import OTHERS
 
 
 class Refusal(Exception):
@@ -135,6 +136,14 @@ def test_an_exception_is_told_by_its_type_and_the_innermost_function():
         Boundary().run(None, (), {})  # type: ignore[arg-type]
     assert where(raised.value)[0] == "TypeError in hooks.boundary.timed"
     assert raised_in_audit(raised.value)
+
+
+def test_a_failure_in_a_check_of_another_package_names_check_and_file(monkeypatch):
+    monkeypatch.setitem(OTHERS, __name__, ["noise.median"])
+    with pytest.raises(MemoryError) as raised:
+        inside(Boundary(), fails)
+    place = "the check noise.median, fails of test_boundary.py"
+    assert where(raised.value)[0] == f"MemoryError in {place}"
 
 
 # --- The audit's own time: what hooks take, and nothing of what the training takes.

@@ -12,6 +12,7 @@ from opacus.utils.batch_memory_manager import wrap_data_loader
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -268,6 +269,20 @@ def test_what_lightning_divides_by_is_left_aside():
     assert settings.reduction_of(total / 4, accumulated=3) is None
     assert settings.reduction_of(total / 1.5) is None
     assert settings.reduction_of(total / 1 / 4) is None
+
+
+def test_a_mode_of_the_users_sees_nothing_of_it():
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            called.append(func)
+            return func(*args, **kwargs or {})
+
+    called: list[Any] = []
+    with Mode():
+        loss = functional.cross_entropy(X, Y, reduction="sum") / 3
+        own = len(called)
+        assert settings.reduction_of(loss, accumulated=3) == "sum"
+    assert len(called) == own > 0
 
 
 def test_a_loss_that_is_made_otherwise_or_may_be_a_mean_tells_nothing():

@@ -437,6 +437,15 @@ def test_an_audit_that_fails_when_it_is_attached_lets_the_loop_run(
         attach(*made().training, 50.0, report_dir=tmp_path, on_inconclusive="raise").close()
 
 
+def test_an_audit_whose_arguments_cannot_be_read_lets_the_loop_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_audit.config._bounds", lambda bounds: {(): ()}[bounds])
+    given = {"bounds": ("fdp_cp",), "on_inconclusive": "raise", "report_dir": tmp_path}
+    audit = attach(*made().training, 50.0, **given)
+    assert "KeyError in config" in audit.report.verdict.summary
+    with pytest.raises(InconclusiveAudit):
+        audit.close()
+
+
 @pytest.mark.parametrize("name", ["transformers", "loops/rounds"])
 def test_an_audit_that_could_not_begin_has_what_others_call_of_an_audit(name):
     source = (Path(lightning_audit.__file__).parent / f"{name}.py").read_text()

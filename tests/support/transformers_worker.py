@@ -12,6 +12,7 @@ import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from opacus import PrivacyEngine
@@ -333,6 +334,24 @@ def resumed():
     then.output_dir = args.output_dir
     again = run(trainer_of(args=then, callbacks=[callback]), callback, folder)
     return {"first": first, "files": sorted(os.listdir(folder)), "then": again}
+
+
+def failed():
+    args = settings(max_steps=4, save_strategy="steps", save_steps=2)
+    audited(args=args)
+    folder = Path(args.output_dir) / "checkpoint-2"
+    (folder / "privacy_audit.pt").write_bytes(b"broken")
+    callback, alone = PrivacyAuditCallback(8.0), PrivacyAuditCallback(8.0)
+    trainer = trainer_of(args=args, callbacks=[callback])
+    found = {"state": run(trainer, callback, str(folder)) | {"last": trainer.state.global_step}}
+    alone.on_train_begin(args, trainer.state, trainer.control, train_dataloader=None)
+    labels = PrivacyAuditCallback(8.0)
+    trainer = trainer_of("gpt2", args=settings(max_steps=4), callbacks=[labels])
+    with mock.patch("lightning_audit.transformers.Mapping", None):
+        found["labels"] = run(trainer, labels) | {"last": trainer.state.global_step}
+    with mock.patch("lightning_audit.transformers._passes", None):
+        found["raised"] = audited({"on_inconclusive": "raise"}, args=settings(max_steps=4))
+    return found | {"alone": said(alone)}
 
 
 class Breaks(PrivateTrainer):
