@@ -7,6 +7,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any
 
@@ -17,7 +18,7 @@ from lightning_audit.cli.main import Command, Refused, non_negative, positive
 from lightning_audit.files import visible
 from lightning_audit.many import verdict
 from lightning_audit.record.report_directory import REPORT_NAME, holds_training, trainings_in
-from lightning_audit.report.text import print_report, print_summary
+from lightning_audit.report.text import plural, print_report, print_summary
 from lightning_audit.results.audit_report import (
     EXIT_CODES,
     AuditReport,
@@ -264,6 +265,8 @@ def _print_one(one: Checked, report: AuditReport, options: argparse.Namespace) -
     if leads:
         print(f"{one.outcome} is the gate's verdict; that of the audit alone:")
     print_summary(report, one.path, blank=False)
+    if days := _days_since(report.created):
+        print(f"this report was written {plural(days, 'day')} ago")
     rules = {remark.rule for remark in one.remarks}
     for remark in one.remarks:
         if remark not in leads:
@@ -275,6 +278,14 @@ def _print_one(one: Checked, report: AuditReport, options: argparse.Namespace) -
         print(f"the epsilons proved and spent{stated} are within --max-epsilon {limit:g}")
     if options.baseline is not None and "baseline" not in rules:
         print(f"nothing became worse since --baseline {visible(options.baseline)}")
+
+
+def _days_since(created: str) -> int:
+    """Return the whole days since a time in ISO 8601; 0 for another text, or without a zone."""
+    try:
+        return max(0, (datetime.now(UTC) - datetime.fromisoformat(created)).days)
+    except (ValueError, TypeError):
+        return 0
 
 
 def _refusal(report: AuditReport, found: list[str]) -> str:

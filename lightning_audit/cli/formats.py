@@ -18,6 +18,7 @@ from lightning_audit.checks.check import DECLARED, Check
 from lightning_audit.files import in_markdown, inside, visible
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.report.text import (
+    as_shown,
     as_text,
     headline,
     headline_of,
@@ -363,7 +364,7 @@ def _suite(one: Checked) -> ElementTree.Element:
 def _cases(one: Checked) -> Iterator[ElementTree.Element]:
     if one.report is not None:
         found = {id(finding.result): finding for finding in one.findings}
-        for check in one.report.checks:
+        for check in as_shown(one.report):
             yield _of_check(one, check, found.get(id(check)))
         if one.undecided:
             case = _case(one, "gate", "verdict")
@@ -378,10 +379,10 @@ def _of_check(one: Checked, check: CheckResult, finding: Finding | None) -> Elem
     known = DECLARED[check.name]
     of = f" of {check.optimizer}" if check.optimizer else ""
     case = _case(one, known.topic or "Other", f"{known.heading()} ({check.name}){of}")
-    if check.follows_from:
-        return _problem(case, "skipped", "follows", f"follows from {check.follows_from}")
-    if check.status == "not_run":
-        return _problem(case, "skipped", "not_run", check.message)
+    if check.follows_from or check.status == "not_run":
+        follows = check.status == "violated"
+        why = f"explained by {check.follows_from}" if follows else check.message
+        return _problem(case, "skipped", "follows" if follows else check.status, why)
     if finding is None:
         return case
     details = [check.message, f"Severity: {finding.severity}", f"Look at: {finding.look_at}"]

@@ -199,7 +199,8 @@ def _epsilons(report: AuditReport, high: float) -> Iterator[EpsilonRow]:
             name, means = page_verdict.bound_row(bound)
             yield EpsilonRow(kind, name, bound.epsilon_lower or None, means, leads=True)
     elif proved is not None:
-        yield EpsilonRow("proved", "Proved at least", proved or None, _measured(report))
+        name = "Proved at least" if proved else "Proved"
+        yield EpsilonRow("proved", name, proved or None, _measured(report))
     if (end := report.epsilon_lower_at_end) and not many:
         of = next(bound.significance for bound in report.bounds if bound.name == AT_END)
         means = (
@@ -226,17 +227,12 @@ def _epsilons(report: AuditReport, high: float) -> Iterator[EpsilonRow]:
 
 
 def _promise(report: AuditReport, claim: float) -> str:
-    accounted = by_accountant(report)
-    by = (
-        f"By the {accountant_of(report)}, for the stated steps: n"
-        if accounted
-        else "The promise: n"
-    )
+    by = f"By the {accountant_of(report)}, for these steps" if by_accountant(report) else "Promised"
     sure = 1.0 / (1.0 + math.exp(-claim))
     refuted = claim != report.epsilon_that_holds and ", ".join(report.epsilon_refuted_by)
     doubt = f" With {refuted} allowed, the claim is not known to hold." if refuted else ""
     return (
-        f"{by}o one who starts at 50:50 becomes more than {percent(sure)} sure whether "
+        f"{by}: no one who starts at 50:50 becomes more than {percent(sure)} sure whether "
         f"{adjacency_words(report)}, except with a probability of about δ. An attack that wrongly "
         f"accuses {percent(FPR)} of the absent records finds at most "
         f"{percent(most_found(claim, report.delta))} of the present ones.{doubt}"
@@ -330,9 +326,8 @@ def _rows(report: AuditReport) -> Iterator[MethodRow]:
     free, trainings = report.epsilon_not_excluded, report.trainings
     significance = report.settings.get("significance")
     if claim is not None:
-        accounted = by_accountant(report)
         by = f"computed by the {accountant_of(report)} for these steps"
-        how = by if accounted else "claimed by the user"
+        how = by if by_accountant(report) else "claimed by the user"
         how = how if trainings is None else f"of {visible(trainings.claim)}"
         yield "Claimed ε", number(claim, 4), how, DASH, ()
     if spent is not None:

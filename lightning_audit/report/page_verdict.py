@@ -30,6 +30,8 @@ from lightning_audit.report.page_parts import (
 from lightning_audit.report.text import (
     NOT_TRIED,
     Fact,
+    accountant_of,
+    as_shown,
     by_accountant,
     counted,
     headline,
@@ -162,7 +164,9 @@ def facts(report: AuditReport) -> list[Fact]:
     name = "Claimed ε"
     claimed = "-" if report.claimed_epsilon is None else number(report.claimed_epsilon)
     holds = report.claimed_epsilon in (None, report.epsilon_that_holds)
-    at = f"at δ = {number(report.delta)}{report.of_items}{'' if holds else ', not known to hold'}"
+    doubt = "" if holds else ", not known to hold"
+    by = f"by the {accountant_of(report)}, " if by_accountant(report) else ""
+    at = f"{by}at δ = {number(report.delta)}{report.of_items}{doubt}"
     if (one := report.epsilon_measured) and not one.planned and report.epsilon_spent is not None:
         at = f"over {plural(one.steps, 'step')}; {claimed} is claimed for the training"
         name, claimed = "Computed ε", number(report.epsilon_spent)
@@ -193,12 +197,14 @@ def _found_in_words(report: AuditReport) -> Fact:
     """Return the epsilon of what ran, as measured or computed, as far as the audit knows it."""
     name = "Found ε"
     one, proved = report.epsilon_measured, report.epsilon_lower
+    over = f"over {one.steps:,} {'planned ' * one.planned}steps" if one else ""
     if one is not None and one.lower > 100.0:
-        return name, "above 100", "as measured"
+        return name, "above 100", over
     if one is not None and one.about is not None and one.upper is not None:
-        return name, f"about {number(one.about, 2)}", f"{number(one.lower)} to {number(one.upper)}"
+        between = f"{number(one.lower)} to {number(one.upper)}"
+        return name, f"about {number(one.about, 2)}", f"{between}, {over}"
     if one is not None:
-        return name, f"at least {number(one.lower)}", "as measured"
+        return name, f"at least {number(one.lower)}", over
     if (found := report.epsilon_spent) is None or refutes_mechanism(report):
         known = f"at least {number(proved)} is proved" if proved else "none is proved"
         return name, "unknown", known
@@ -323,6 +329,7 @@ class CheckShown:
         title: its title, and whose it is.
         more: address of its section in the documentation; empty if it has none.
         evidence: its e-value.
+        steps: how many of the steps it saw, if it saw a few of them only.
         explains: its declaration, if a failure is to be explained.
     """
 
@@ -332,6 +339,7 @@ class CheckShown:
     title: str
     more: str
     evidence: str
+    steps: str
     explains: Check | None
 
 
@@ -364,7 +372,7 @@ def never(report: AuditReport) -> tuple[str, ...]:
 def check_groups(report: AuditReport) -> list[CheckGroup]:
     """Return the groups of a report; each optimizer's result of a check has its own line."""
     by_topic: dict[str, list[CheckResult]] = {name: [] for name in (*QUESTIONS, _OTHER)}
-    for check in report.checks:
+    for check in as_shown(report):
         known = DECLARED.get(check.name)
         by_topic[(known and known.topic) or _OTHER].append(check)
     return [_group(report, name, checks) for name, checks in by_topic.items() if checks]
@@ -400,7 +408,7 @@ def _group(report: AuditReport, name: str, results: Sequence[CheckResult]) -> Ch
     question = QUESTIONS.get(name, "What checks of other packages found.")  # type: ignore[call-overload]
     if report.trainings is not None:
         question = _OF_TRAININGS
-    shown = tuple(_check_shown(check, significance_of(report)) for check in ordered)
+    shown = tuple(_check_shown(check, report) for check in ordered)
     return CheckGroup(name, question, status, STATUSES[status][0], says, shown)
 
 
@@ -421,19 +429,22 @@ def _says(results: Sequence[CheckResult]) -> str:
     return ", ".join(parts)
 
 
-def _check_shown(check: CheckResult, significance: float) -> CheckShown:
+def _check_shown(check: CheckResult, report: AuditReport) -> CheckShown:
     sign, word = STATUSES[check.status]
     known = DECLARED.get(check.name)
-    failed = check.status in ("violated", "undecided", "warned", "allowed")
-    if check.follows_from:
+    failed = check.status in ("violated", "warned", "allowed")
+    failed |= check.status == "undecided" and not check.follows_from
+    if check.status == "violated" and check.follows_from:
         word = f"follows from “{inner(title_of(check.follows_from, failed=True))}”"
     evidence = ""
     if check.status != "not_run" and check.log_e_value is not None and check.share > 0:
-        alarm = _alarm(check, significance)
+        alarm = _alarm(check, significance_of(report))
         evidence = f"e = {power_of_ten(check.log_e_value)}, alarm at {alarm}"
     title = _heading(check, failed=failed)
     explains = known if failed and not check.follows_from else None
-    return CheckShown(check, sign, word, title, _more(known), evidence, explains)
+    again = len({one.step for one in report.examinations if check.name in one.questions})
+    steps = f"{again:,} of {plural(report.steps, 'step')}" if again else ""
+    return CheckShown(check, sign, word, title, _more(known), evidence, steps, explains)
 
 
 def _more(known: Check | None) -> str:

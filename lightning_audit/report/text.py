@@ -18,7 +18,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lightning_audit.checks.check import DECLARED, QUESTIONS, REGISTRY, Topic, headlines
+from lightning_audit.checks.check import (
+    DECLARED,
+    QUESTIONS,
+    REGISTRY,
+    Topic,
+    headlines,
+)
 from lightning_audit.files import visible
 from lightning_audit.results.audit_report import (
     SAME_FACTOR,
@@ -119,8 +125,8 @@ def by_accountant(report: AuditReport) -> bool:
 def accountant_of(report: AuditReport) -> str:
     """Return the accountant of the optimizer, such as "PRV accountant"; its name may be unknown."""
     named = report.claim.get("accountant")
-    known = named is not None and isinstance(named.value, str)
-    return f"{named.value.upper()} accountant" if named and known else "accountant"
+    known = f"{named.value.upper()} " if named and isinstance(named.value, str) else ""
+    return f"{known}accountant"
 
 
 def three_epsilons(report: AuditReport) -> dict[str, float | None]:
@@ -157,6 +163,31 @@ def result_of(report: AuditReport, fault: LikelyFault) -> CheckResult | None:
     whose = ("", fault.place.optimizer)
     every = (check for check in of_name if not whose[1] or check.optimizer in whose)
     return next(every, None)
+
+
+#: Groups of checks that one fault violates, if the steps are enough for each of them.
+_ALIKE = ({"noise", "channel"}, {"reuse", "channel"}, {"clipping", "replay"})
+
+
+def as_shown(report: AuditReport) -> list[CheckResult]:
+    """Return the checks as views show them.
+
+    If a check of clipping, or of the noise, failed, another one of it that raised no alarm is
+    undecided: with the steps that ran, the fault may have been too small for it.
+    """
+    failed = [check for check in report.checks if check.status == "violated"]
+    return [_of_failed(c, failed) if c.status == "ok" else c for c in report.checks]
+
+
+def _of_failed(check: CheckResult, failed: Sequence[CheckResult]) -> CheckResult:
+    for found in failed:
+        both = {getattr(DECLARED.get(one.name), "group", None) for one in (check, found)}
+        of_one = len({check.optimizer, found.optimizer, ""}) < 3
+        if of_one and any(both <= groups for groups in _ALIKE):
+            root = found.follows_from or found.name
+            text = f"raised no alarm of its own; {root} failed, and one fault may violate both"
+            return replace(check, status="undecided", message=text, follows_from=root)
+    return check
 
 
 def records_of(report: AuditReport) -> int | None:
@@ -658,7 +689,7 @@ def _tallies(report: AuditReport) -> Iterator[Row]:
     if report.trainings is not None:  # one check, whose counts are shown
         return
     topics: dict[Topic | None, list[CheckResult]] = {topic: [] for topic in QUESTIONS}
-    for check in report.checks:
+    for check in as_shown(report):
         known = REGISTRY.get(check.name)
         topics.setdefault(known.topic if known else None, []).append(check)
     cells = [_tally(topic, checks) for topic, checks in topics.items()]
@@ -772,8 +803,8 @@ def print_report(report: AuditReport, path: str | os.PathLike[str] | None = None
     """
     rows = [
         (check.name, _MARKS[check.status], evidence_of(check), check.message)
-        for check in report.checks
-        if not check.follows_from
+        for check in as_shown(report)
+        if not check.follows_from or check.status == "undecided"
     ]
     print_lines(
         "",

@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -561,6 +562,16 @@ def test_the_first_line_says_why_a_budget_is_exceeded(cli, saved, limit, above):
     told = f"VIOLATION of --max-epsilon {limit}: {above}"
     assert (said.code, said.lines[0], report["reasons"]) == (1, told, [told])
     assert (report["verdict"], report["outcome"]) == ("PASS", "VIOLATION")
+
+
+@pytest.mark.parametrize("days", [0, 1, 40, -3])
+def test_a_report_from_an_earlier_day_says_its_age(tmp_path, cli, days):
+    then = datetime.now(UTC) - timedelta(days=days, hours=1)
+    for created in (then.isoformat(), then.replace(tzinfo=None).isoformat(), "yesterday"):
+        path = dataclasses.replace(made_report(), created=created).save(tmp_path / "report.json")
+        said = re.findall(r"this report was written (.*) ago", cli("check", path).out)
+        words = f"{days} day{'s' * (days > 1)}"
+        assert said == ([words] if days > 0 and created == then.isoformat() else [])
 
 
 def test_a_step_summary_that_cannot_be_written_ends_with_2(tmp_path, cli, saved, monkeypatch):

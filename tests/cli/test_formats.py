@@ -235,7 +235,8 @@ def test_a_finding_fails_and_what_follows_from_it_is_skipped():
     assert (failure.type, failure.message) == ("noise", "Too little noise is added")
     assert "Code: Half.add_noise at src/half.py:41" in failure.text
     skipped = [one.message for one in results(half, Skipped).values()]
-    assert skipped.count("follows from noise") == 1
+    assert skipped.count("explained by noise") == 1
+    assert sum("; noise failed" in text for text in skipped) == 7  # noise.tensor and others
     assert half.skipped == len(skipped)
 
 

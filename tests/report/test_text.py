@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checked_reports import with_status
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_report import made_report
@@ -69,7 +70,7 @@ def test_a_file_gets_aligned_ascii_and_a_terminal_rules(kind):
 @pytest.mark.parametrize("columns", [80, 100])
 def test_names_and_words_of_every_check_are_whole_on_a_usual_terminal(kind, columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
-    out, checks = printed(kind, report()), report().checks
+    out, checks = printed(kind, report()), texts.as_shown(report())
     assert [check.name for check in checks if check.name not in out] == []
     for check in checks:
         assert set(check.message.split()) <= set(out.split())
@@ -80,6 +81,34 @@ def test_a_long_path_is_not_broken(kind, columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     path = Path("/home/someone") / "a directory with spaces" / ("deep/" * 40) / "report.json"
     assert f"Report: {path}\n" in printed(kind, report(created=""), path)
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "status"),
+    [
+        *[("noise.tensor", other, "undecided") for other in ("noise", "noise.whole")],
+        *[("noise.whole", other, "undecided") for other in ("noise", "reuse.lag")],
+        ("replay.clipping", "sensitivity", "undecided"),
+        *[("noise.tensor", other, "ok") for other in ("sensitivity", "reuse.lag", "no_dp")],
+        *[("accounting", other, "ok") for other in ("epsilon", "noise")],
+    ],
+)
+def test_a_check_that_the_found_fault_may_violate_does_not_pass(found, name, status):
+    failed = with_status(found, "violated")
+    of = {check.name: check for check in texts.as_shown(failed)}
+    assert (of[name].status, of[found].status) == (status, "violated")
+    assert [c for c in texts.as_shown(made_report()) if c.status == "undecided"] == []
+    if status == "undecided":
+        assert (of[name].follows_from, f"; {found} failed" in of[name].message) == (found, True)
+
+
+def test_a_fault_of_one_optimizer_leaves_the_checks_of_another_as_they_are():
+    one, two = (
+        tuple(dataclasses.replace(c, optimizer=label) for c in with_status(*of).checks)
+        for label, of in {"1": ("noise.tensor", "violated"), "2": ("noise", "ok")}.items()
+    )
+    shown = texts.as_shown(report(checks=one + two))
+    assert {c.optimizer for c in shown if c.status == "undecided"} == {"1"}
 
 
 MARKUP = ["[red]", "[/]", "[bold]x[/bold]", "[/tmp/a]", "[link=x]", "layers[0].weight", "\\[x]"]

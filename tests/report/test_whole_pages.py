@@ -38,6 +38,7 @@ from lightning_audit.results.report_details import (
     Ended,
     ExaminationTold,
     MeasuredEpsilon,
+    PassBlocker,
     RunAbout,
 )
 
@@ -149,6 +150,8 @@ def shuffled() -> AuditReport:
     report = dataclasses.replace(report, bounds=(*report.bounds, searched, at_end, mu))
     items = tuple(f"item {number} {'word ' * 20}" for number in range(7))
     report = with_verdict(report, pass_blockers=items)
+    power = PassBlocker("power", items[0], "noise", 0.3, 0.95, 40)
+    report = dataclasses.replace(report, blockers=(power,))
     return with_settings(detailed(report), claim=claim, claimed_epsilon=1.0)
 
 
