@@ -95,7 +95,8 @@ def _section(check: Check, faults: list[Fault]) -> str:
     }
     lines = [f"**{title}:** {text}\n" for title, text in parts.items() if text]
     named = f"{'Warning' if check.warns else 'Finding'} `{check.name}`.\n"
-    heading = f'\n### <a id="{check.name}"></a>{check.heading()}\n'
+    # Inside of the heading, the anchor would empty the heading's line in the list of contents.
+    heading = f'\n<a id="{check.name}"></a>\n\n### {check.heading()}\n'
     return "\n".join([heading, named, *lines])
 
 

@@ -71,9 +71,10 @@ def markdown() -> str:
 
 
 def _section(fault: Fault, named: str) -> str:
-    head = f'<a id="{fault.name}"></a>{fault.wrong[0].upper()}{fault.wrong[1:]}'
+    head = f"{fault.wrong[0].upper()}{fault.wrong[1:]}"
     facts = f"`{fault.name}`, {'plant, ' if fault.optimizer else ''}{fault.steps} steps"
-    return f"\n### {head}\n\n{facts}. Met in: {fault.met_in}.\n\n{named}\n"
+    anchor = f'<a id="{fault.name}"></a>'
+    return f"\n{anchor}\n\n### {head}\n\n{facts}. Met in: {fault.met_in}.\n\n{named}\n"
 
 
 def _where(fault: Fault) -> str:

@@ -54,7 +54,7 @@ def test_each_check_has_a_section_below_its_topic_with_its_name_as_the_anchor():
     assert conditions.startswith("Conditions\n")
     assert [topic.split(":")[0] for topic in topics] == list(QUESTIONS)
     for check in DECLARED.values():
-        head = f'\n### <a id="{check.name}"></a>{check.title}\n'
+        head = f'\n<a id="{check.name}"></a>\n\n### {check.title}\n'
         (topic,) = (topic for topic in topics if head in topic)
         section = topic.split(head)[1].split("\n### ")[0]
         assert topic.split(":")[0] == check.topic
@@ -66,7 +66,7 @@ def test_each_check_has_a_section_below_its_topic_with_its_name_as_the_anchor():
 def test_a_section_names_the_fault_whose_finding_its_check_is():
     page = checks_page.markdown()
     for fault, check in {"half_noise": "noise", "summed_loss": "loss_reduction"}.items():
-        section = page.split(f'<a id="{check}"></a>')[1].split("\n### ")[0]
+        section = page.split(f'<a id="{check}"></a>')[1].split("\n### ")[1]
         assert f"[`{fault}`](faults.md#{fault}): {FAULTS[fault].wrong}" in section
     linked = set(re.findall(r"faults\.md#(\w+)", page))
     assert linked == set(re.findall(r'<a id="(\w+)">', faults_page.markdown())) & linked
