@@ -80,7 +80,10 @@ _USERS = (f"{ROOT / 'tests'}{os.sep}", f"{PACKAGE}testing{os.sep}")
 #: Seconds after which a training counts as ended.
 PATIENCE = 120.0
 #: Functions that run the user's code, by name: what it calls is not the audit's own call.
-_RUN_THE_USERS = ("around.<locals>.called", "_watched.<locals>.watched")
+_RUN_THE_USERS = (
+    *("around.<locals>.called", "_watched.<locals>.watched"),
+    *("_iterates.<locals>.iterate", "Batches.__next__"),
+)
 #: Functions that call the code that displays a report, and those of them for which a warning in the
 #: log is enough: the command writes the page again, a later report has all details, and the report
 #: contains what a logger does not get.

@@ -32,7 +32,7 @@ def _keep_monitored(prefix: str, trainer: Any, pl_module: Any) -> None:
 
 def not_begun(audit: Any, trainer: Any, *_: Any, **__: Any) -> None:
     """Replace the setup after a failure: inform the other processes of it."""
-    attempt(partial(audit.take, trainer))  # the report is written at the end of this Trainer's fit
+    attempt(partial(audit._take, trainer))  # the report is written at the end of this Trainer's fit
     if audit._ranks is None:  # it failed before the processes were connected
         attempt(lambda: ranks_of(trainer, audit._boundary).leave())
     left(audit)
