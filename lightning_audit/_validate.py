@@ -18,6 +18,19 @@ class BadArgument(ValueError):
     """Invalid argument of the user; the message says what to change."""
 
 
+def end_at_user(error: BaseException) -> None:
+    """Remove this package's frames from an exception's traceback; a bare ``raise`` adds none."""
+    kept, trace = list[Any](), error.__traceback__
+    while trace is not None:
+        name = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if not name.startswith("lightning_audit") or name.startswith("lightning_audit.testing"):
+            kept.append(trace)
+        trace = trace.tb_next
+    for i, one in enumerate(kept):
+        one.tb_next = kept[i + 1] if i + 1 < len(kept) else None
+    error.with_traceback(kept[0] if kept else None).__cause__ = None  # shows no context either
+
+
 def shown(value: Any) -> str:
     """Return a value as text for an error: one line, large values abbreviated in the middle."""
     return " ".join(_REPR.repr(value).split())

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_audit.callbacks.trainer import ranks_of
 from lightning_audit.hooks.boundary import attempt
-from lightning_audit.run.outcome import close_failed, left, raise_for, show, warn_of_end
+from lightning_audit.run.outcome import close_failed, left, tell_failed, warn_of_end
 
 
 def monitored(trainer: Any, prefix: str) -> list[str]:
@@ -47,11 +47,9 @@ def end_failed(audit: Any, trainer: Any, *_: Any) -> None:
 def fit_end_failed(audit: Any, trainer: Any, *_: Any) -> None:
     """Replace the fit's end after a failure: show the report, and raise if configured."""
     end_failed(audit, trainer)
-    report, run = audit.report, audit._run
-    if run is not None and run.ranks.is_first:
-        show(run, verbose=audit.verbose)
-    if not trainer.fast_dev_run:
-        raise_for(report, audit.on_violation, audit.config)
+    ends = not trainer.fast_dev_run
+    if (error := tell_failed(audit, ends=ends, verbose=audit.verbose)) is not None:
+        raise error
 
 
 def release_failed(audit: Any, trainer: Any, *given: Any, **_: Any) -> None:

@@ -36,7 +36,7 @@ from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.config import AuditConfig, named_as_here
 from lightning_audit.hooks.boundary import attempt
-from lightning_audit.results.audit_report import AuditReport
+from lightning_audit.results.audit_report import OF_VERDICTS, AuditReport
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.optimizers import verified
 from lightning_audit.run.outcome import Stopping, boundary, left, send, tell, warn_of_end
@@ -384,13 +384,16 @@ class PrivacyAudit(OneFit):
         else:
             self._end_again(run, trainer)
         self._unhook(run)
-        tell(run, self.on_violation, verbose=self.verbose)
+        if (error := tell(run, verbose=self.verbose)) is not None:
+            raise error
 
     @of_its_run(outcome.release_failed)
     def on_exception(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Remove all hooks after an exception, and close report and record properly."""
+        if isinstance(exception, OF_VERDICTS):
+            _validate.end_at_user(exception)
         run.ranks.part()  # other processes may be elsewhere, or may have ended
         if run.optimizers.attached and not self._ended:
             run.break_off(f"the training broke off with {type(exception).__name__}")

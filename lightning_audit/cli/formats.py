@@ -24,6 +24,7 @@ from lightning_audit.report.text import (
     headline_of,
     length,
     look_at_sentence,
+    shortened,
     table,
     three_epsilons,
     visible_lines,
@@ -610,7 +611,7 @@ def _annotation(one: Checked, finding: Finding) -> _Annotation:
 def _command(annotation: _Annotation) -> str:
     """Return a workflow command; text from a report cannot end it, or begin another."""
     level, title, message, at = annotation
-    message = message if len(message) <= _LONGEST else f"{message[:_LONGEST]} ..."
+    message = shortened(message, lambda text: len(text) <= _LONGEST)[:_LONGEST]
     shown = {"title": title, **at}
     told = ",".join(f"{name}={_property(value)}" for name, value in shown.items())
     return f"::{level} {told}::{_data(message)}"

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from lightning_audit._validate import BadArgument
+from lightning_audit._validate import BadArgument, end_at_user
 from lightning_audit.record.store import OTHERS
 
 # --- Measures the time that the audit's own code takes within a training.
@@ -143,12 +143,15 @@ class Boundary:
     def fails(self, error: Exception) -> bool:
         """Detach the audit from the training, unless an exception is deliberate.
 
+        The traceback of a deliberate exception loses the frames of this package.
+
         Returns:
             Whether the caller continues without the audit. If not, it must raise the exception:
             this is deliberate, or the audit itself called the caller, in its own pass through the
             user's module, which must end here.
         """
         if isinstance(error, self._passes):
+            end_at_user(error)
             return False
         if not self.failure:
             self.failure, self.line = where(error)

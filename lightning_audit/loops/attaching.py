@@ -14,15 +14,11 @@ from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.config import AuditConfig, named_as_here
 from lightning_audit.loops.audit import Audit
 from lightning_audit.loops.training import Unattached, check_arguments, config_anyhow
-from lightning_audit.results.audit_report import (
-    InconclusiveAudit,
-    PrivacyViolation,
-    UnauditableTraining,
-)
+from lightning_audit.results.audit_report import OF_VERDICTS, UnauditableTraining
 from lightning_audit.verdict.allow import Allow
 from lightning_audit.verdict.judge import Resolution
 
-_DELIBERATE = (ValueError, TypeError, UnauditableTraining, PrivacyViolation, InconclusiveAudit)
+_DELIBERATE = (ValueError, TypeError, UnauditableTraining, *OF_VERDICTS)
 
 
 @named_as_here
@@ -136,7 +132,8 @@ def attach(
         check_arguments(given)
         audit = Audit(AuditConfig.of_arguments(attach, given), given)
         audit._start()
-    except _DELIBERATE:
+    except _DELIBERATE as error:
+        _validate.end_at_user(error)
         raise
     except Exception as error:  # the audit's own; within `_start` it is caught there
         audit = cast("Audit", Unattached(config_anyhow(attach, given), Path(report_dir), error))

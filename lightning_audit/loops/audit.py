@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils import _pytree
 from torch.utils.data import DataLoader
 
+from lightning_audit import _validate
 from lightning_audit.accounting.history import Phase
 from lightning_audit.checks.update import NO_DP
 from lightning_audit.config import AuditConfig
@@ -54,13 +55,7 @@ from lightning_audit.loops.training import (
     optimizers_of,
     refuse_second,
 )
-from lightning_audit.results.audit_report import (
-    AuditReport,
-    ClaimUsedUp,
-    InconclusiveAudit,
-    PrivacyViolation,
-    UnauditableTraining,
-)
+from lightning_audit.results.audit_report import OF_VERDICTS, AuditReport, UnauditableTraining
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.optimizers import verified
 from lightning_audit.run.outcome import (
@@ -69,9 +64,9 @@ from lightning_audit.run.outcome import (
     boundary,
     close_failed,
     left,
-    raise_for,
     send,
-    show,
+    tell,
+    tell_failed,
 )
 from lightning_audit.session.entrances import join_batches
 from lightning_audit.session.planner import Ranks
@@ -120,6 +115,7 @@ class Audit:
         loop.refuses = self._refuse
         self._run: AuditRun | None = None
         self._report: AuditReport | None = None
+        self._error: Exception | None = None  # that ends the training
         self._ended = False
         #: The latest metrics, such as "audit/epsilon_lower".
         self.metrics: dict[str, float] = {}
@@ -264,7 +260,7 @@ class Audit:
             if not run.optimizers.steps:
                 raise
             run.break_off(str(error))
-            self._conclude()
+            self._conclude(ends=False)
             return
         self._hook(run)
 
@@ -551,7 +547,7 @@ class Audit:
             return run
         self._loop.read = False
         if torch.get_autocast_dtype(kind) is torch.float16:
-            self._conclude("UnauditableTraining")
+            self._conclude("UnauditableTraining", ends=False)
             raise UnauditableTraining(FP16)
         self._loop.precision = self._user.precision = "bf16-mixed"
         self._release(run)
@@ -662,8 +658,8 @@ class Audit:
     def _refuse(self) -> None:
         """Raise why the step that is about to be taken is refused, if configured."""
         self._raise_if_told()
-        if self._stopping.why == "budget" and (report := self._conclude()) is not None:
-            raise ClaimUsedUp(report)
+        if self._stopping.why == "budget":
+            self._raise()
 
     def _after_step(self, *_: Any) -> None:
         """Raise what the step shows, once the weights have moved."""
@@ -778,9 +774,12 @@ class Audit:
 
     def _raise_if_told(self) -> None:
         if self._stopping.told and self.config.on_violation == "raise" and not self._ended:
-            report = self._conclude()
-            if report is not None:
-                raise PrivacyViolation(report)
+            self._raise()
+
+    def _raise(self) -> None:
+        self._conclude()
+        if self._error is not None:
+            raise self._error
 
     @_guarded(lambda audit, *_: audit._give_up())
     def close(self, error: BaseException | None = None) -> AuditReport | None:
@@ -796,28 +795,27 @@ class Audit:
             PrivacyViolation: the verdict is VIOLATION, and ``on_violation`` is "raise".
             InconclusiveAudit: it is INCONCLUSIVE, and ``on_inconclusive`` is "raise".
         """
+        if own := isinstance(error, OF_VERDICTS):
+            _validate.end_at_user(error)
         if self._ended:
             return self._report
-        own = isinstance(error, PrivacyViolation | ClaimUsedUp | InconclusiveAudit)
         if error is None:
             self._loop.over = True
             self.end_epoch()
-        report = self._conclude("" if error is None or own else type(error).__name__)
-        if error is None and report is not None:
-            raise_for(report, self.config.on_violation, self.config)
-        return report
+            self._raise()
+        return self._conclude("" if error is None or own else type(error).__name__, ends=False)
 
-    def _conclude(self, broke: str = "") -> AuditReport | None:
-        """Write and print the report, and leave the training."""
+    def _conclude(self, broke: str = "", *, ends: bool = True) -> AuditReport | None:
+        """Write the report, print it unless an error ends the training, and leave this."""
         if self._ended:
             return self._report
-        self._finish(broke)
+        self._finish(broke, ends)
         self._ended = True
         self._put_away()
         return self._report
 
-    @_guarded(lambda audit, *_: audit._finish_failed())
-    def _finish(self, broke: str) -> None:
+    @_guarded(lambda audit, _, ends: audit._finish_failed(ends))
+    def _finish(self, broke: str, ends: bool) -> None:
         run = self._run
         if run is None:
             return
@@ -828,14 +826,11 @@ class Audit:
         run.end(self._stopping.reason())
         self._rows.send(run, run.last_metrics)
         send(run, self._loggers, self._loop.steps, f"{self._prefix}/report")
-        run.ranks.meet()
-        if run.report is not None:
-            run.ranks.from_first(lambda: show(run, verbose=self._verbose))
+        self._error = tell(run, verbose=self._verbose, ends=ends)
 
-    def _finish_failed(self) -> None:
+    def _finish_failed(self, ends: bool = False) -> None:
         close_failed(self, None if distributed.is_initialized() else self._directory)
-        if (run := self._run) is not None and self._report is not None and run.ranks.is_first:
-            show(run)
+        self._error = tell_failed(self, ends=ends)
 
     def _give_up(self) -> AuditReport | None:
         """Leave the training after a failure at the end of the audit."""
@@ -868,10 +863,15 @@ class Audit:
         last: Any = getattr(sys, "last_value", None)
         if not isinstance(last, BaseException):
             attempt(self.end_epoch)
-        self._conclude(type(last).__name__ if isinstance(last, BaseException) else "")
+        broke = type(last).__name__ if isinstance(last, BaseException) else ""
+        self._conclude(broke, ends=False)
 
     def __enter__(self) -> Audit:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close(error)
+        try:
+            self.close(error)
+        except OF_VERDICTS as ends:
+            _validate.end_at_user(ends)
+            raise

@@ -24,9 +24,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils import _pytree
 from torch.utils.data import DataLoader
 
+from lightning_audit._validate import end_at_user
 from lightning_audit.hooks.boundary import entry
 from lightning_audit.hooks.sampler_tap import unwatched
 from lightning_audit.replay.fork import ReachesOut
+from lightning_audit.results.audit_report import OF_VERDICTS
 
 
 def loss_in_backward() -> Any:
@@ -151,11 +153,15 @@ class Batches:
     def __next__(self) -> Any:
         if self._listener._replays:
             raise ReachesOut("the step fetches another batch")
-        self._listener._asks()
         try:
-            batch = next(self._inner)
-        except StopIteration:
-            self._listener._ends_pass(self._count)
+            self._listener._asks()
+            try:
+                batch = next(self._inner)
+            except StopIteration:
+                self._listener._ends_pass(self._count)
+                raise
+        except OF_VERDICTS as error:
+            end_at_user(error)
             raise
         return self._listener._fetched(batch, self._count)
 

@@ -22,7 +22,7 @@ from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.results.audit_report import AuditReport, UnauditableTraining
 from lightning_audit.results.report_details import PLAIN_LOOP, CodePlace
 from lightning_audit.run.facts import FrontEnd, TrainingInfo, device_name
-from lightning_audit.run.outcome import raise_for
+from lightning_audit.run.outcome import error_of
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.verdict.judge import failed_report
 
@@ -56,6 +56,7 @@ class Loop(FrontEnd):
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.model, self.loader, self._epochs = given["model"], given["loader"], given["epochs"]
         self.root = self.model if given["root"] is None else given["root"]
+        self.raises = given["on_violation"] == "raise"
         self.optimizers = optimizers_of(given["optimizer"])
         self.read = given["precision"] is None
         self.param = next(iter(self.root.parameters()), torch.zeros(0))
@@ -211,8 +212,8 @@ class Unattached:
 
     def close(self, error: BaseException | None = None) -> AuditReport:
         """Return the report; see `Audit.close`."""
-        if error is None:
-            raise_for(self.report, self._config.on_violation, self._config)
+        if error is None and (ends := error_of(self.report, self._config)):
+            raise ends
         return self.report
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import re
 import textwrap
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightning_audit.checks.check import (
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
 
 #: What a number is, the number, and a remark.
 Fact = tuple[str, str, str]
-#: Characters of a name.
-_NAME = 28
 LN10 = math.log(10.0)
 #: What an audit over many trainings does not cover.
 NOT_TRIED = "other canaries, scores, initial weights and data sets"
@@ -271,17 +268,40 @@ def power_of_ten(log_value: float) -> str:
     return f"10^{power:.0f}" if abs(power) >= 10 else f"10^{round(power, 1) + 0.0:g}"
 
 
-def short_name(name: str) -> str:
-    """Return a name without its middle if it is long.
+def fewer(names: Sequence[str]) -> list[str]:
+    """Return all names as text, then fewer of them and how many more there are."""
+    return [first_of(names, most) for most in range(len(names), 0, -1)]
+
+
+#: Where a clause ends, the better ends first: the rest may be left out.
+_ENDS = (
+    re.compile(r"[.;:,]? (?=\([^()]*\)([.;:,]|$))|[.;:,] (and |or )?| - "),
+    re.compile(r" (?=(and|or|that|which|where|when|so|if|because|with|for)\b)"),
+)
+_IN_BRACKETS = re.compile(r" \([^()]*\)")
+#: No whole clauses: few words after another one, such as a label; names; a conjunction at the end.
+_BROKEN = re.compile(
+    r"([.;:] |^)([^ ]+ ){0,2}[^ ]+$|^\S+(, \S+)*$|\b(and|or|that|which|by|of|in|than)$"
+)
+
+
+def shortened(text: str, fits: Callable[[str], bool]) -> str:
+    """Return the longest beginning of a text that fits, in whole clauses; the text if none does.
 
     Example:
-        >>> short_name("model.encoder.layers.11.attention.output.dense.weight")
-        'model.encoder...dense.weight'
+        >>> shortened("the noise is half of the stated (99 %), or less", lambda t: len(t) < 40)
+        'the noise is half of the stated'
     """
-    if len(name) <= _NAME:
-        return name
-    first = _NAME // 2 - 1
-    return f"{name[:first]}...{name[first + 3 - _NAME :]}"
+    bare = _IN_BRACKETS.sub("", text)
+    for said, ends in ((text, _ENDS[0]), (bare, _ENDS[0]), (text, _ENDS[1])):
+        if fits(said):
+            return said
+        for end in reversed(list(ends.finditer(said))):
+            short = said[: end.start()]
+            whole = short.count("(") == short.count(")") and short.count("`") % 2 == 0
+            if whole and fits(short) and not _BROKEN.search(short):
+                return short
+    return text
 
 
 def title_of(name: str, *, failed: bool = False) -> str:
@@ -449,6 +469,7 @@ _ROOM = WIDTH - _INDENT - _LABEL
 #: Rows that give way if there are too many lines, in this order, and the lines that they keep.
 _GIVE_WAY = (
     *(("Note", 1), ("Note", 0), ("Not covered", 0), ("Not examined", 2), ("Code", 1), ("Where", 1)),
+    *(("Measured", 2), ("Epsilon", 2)),
     *(("Also", 1), ("Or", 1), ("Look at", 2), ("Seen", 1), ("But", 1), ("Warning", 1)),
     *(("Not examined", 1), ("Allowed", 1), ("Missing", 1), ("Look at", 1), ("Explains", 0)),
     *(("Warning", 0), ("Or", 0), ("Would catch", 0), ("Missing", 0), ("Where", 0), ("But", 0)),
@@ -474,25 +495,31 @@ class Row:
         label: its first column; empty in the first row, which is the verdict.
         text: in one line, of any length.
         most: lines that it may take; negative for a path, which is not broken.
-        fitted: returns the text for a number of lines; None to cut it.
+        shorter: the text in fewer words, the longest first.
     """
 
     label: str
     text: str
     most: int = 1
-    fitted: Callable[[int], str] | None = None
+    shorter: Sequence[str] = ()
 
     @property
     def lines(self) -> list[str]:
-        """The text in at most `most` lines."""
+        """The text in at most `most` lines: the longest that fits, or the clauses that do."""
         if not self.most:
             return []
-        text = visible(self.fitted(self.most) if self.fitted else self.text)
+        # Each character is one column wide.
+        texts = [as_ascii(visible(text)) for text in (self.text, *self.shorter)]
         if self.most < 0:
-            return [text]
-        text = as_ascii(text)  # each of its characters is one column wide
-        room = _ROOM if self.label else WIDTH - _INDENT
-        return textwrap.wrap(text, room, max_lines=self.most, placeholder=" ...") or [""]
+            return [visible(self.text)]
+        text = next(filter(self._fits, texts), None) or shortened(texts[-1], self._fits)
+        return self._wrapped(text)[: self.most] or [""]
+
+    def _wrapped(self, text: str) -> list[str]:
+        return textwrap.wrap(text, _ROOM if self.label else WIDTH - _INDENT)
+
+    def _fits(self, text: str) -> bool:
+        return len(self._wrapped(text)) <= self.most
 
 
 def summary_rows(report: AuditReport, path: str | os.PathLike[str] | None = None) -> list[Row]:
@@ -506,30 +533,37 @@ def summary_rows(report: AuditReport, path: str | os.PathLike[str] | None = None
         Rows of `MOST_LINES` lines together, each of at most `WIDTH` columns with its label, paths
         excepted.
     """
+    outcome = outcome_in_words(replace(report.verdict, kind=None))
     rows = [
-        Row("", f"{outcome_in_words(replace(report.verdict, kind=None))}: {headline(report)}", 2),
+        Row(
+            "",
+            f"{outcome}: {headline(report)}",
+            2,
+            [f"{outcome}: {headline(report).split('; ')[0]}"],
+        ),
         *_found(report),
         *_guessed(report),
         *_undecided(report),
         *_no_fault(report),
         *_missing(report),
         *([Row("Allowed", report.verdict.holds, 2)] if report.verdict.holds else []),
-        Row("Epsilon", epsilons(report), 2),
-        *([Row("Measured", measured, 2)] if (measured := measured_words(report)) else []),
+        Row("Epsilon", epsilons(report), 3),
+        *([Row("Measured", measured, 3)] if (measured := measured_words(report)) else []),
         *_power(report),
         *_tallies(report),
     ]
     if report.trainings is None:
-        rows.append(Row("Not examined", "", 4, partial(_not_examined, report)))
+        whole, *shorter = _not_examined(report)
+        rows.append(Row("Not examined", whole, 4, shorter))
     if report.verdict.outcome != "VIOLATION":
         rows.append(Row("Not covered", _NOT_COVERED if report.trainings is None else NOT_TRIED))
     if path is not None:
         name = os.fspath(path)
         if report.notes:
+            first, many = report.notes[0], plural(len(report.notes), "note")
             more = f" (and {plural(len(report.notes) - 1, 'note')})" if report.notes[1:] else ""
-            first = report.notes[0]
-            short = textwrap.shorten(first, _ROOM - len(more), placeholder=" ...")
-            rows.append(Row("Note", "", 4, lambda lines: (short if lines == 1 else first) + more))
+            short = shortened(first, lambda text: len(text + more) <= _ROOM)
+            rows.append(Row("Note", first + more, 4, [short + more, f"{many} in the report"]))
         rows.append(Row("Report", f"lightning-audit show {name}", -1))
     return _fitting(rows)
 
@@ -562,16 +596,14 @@ def _found(report: AuditReport) -> Iterator[Row]:
     if SAME_FACTOR in verdict.summary:
         yield Row("But", SAME_FACTOR, 2)
     yield Row("Evidence", "; ".join(_evidence(report, root, check)))
-    where = [short_name(root.place.optimizer)] if root.place.optimizer else []
-    names = root.place.parameters
-    where += map(short_name, names[:3])
-    where += [f"{len(names) - 3} more"] if len(names) > 3 else []
+    names = [*root.place.parameters]
+    where = [root.place.optimizer] if root.place.optimizer else []
     where += [] if root.place.process is None else [f"process {root.place.process}"]
-    if where:
-        yield Row("Where", ", ".join(where), 2)
+    if where or names:
+        whole, *shorter = (", ".join(filter(None, [*where, some])) for some in fewer(names) or [""])
+        yield Row("Where", whole, 2, shorter)
     code = code_of(root) or ["no line known; see Look at"]
-    short, whole = first_of(code, 1), ", ".join(code)
-    yield Row("Code", whole, 2, lambda lines: short if lines == 1 else whole)
+    yield Row("Code", ", ".join(code), 2, [first_of(code, 1)])
     look_at = root.look_at or verdict.advice or (check.advice if check else "")
     if look_at:
         yield Row("Look at", look_at, 3)
@@ -634,7 +666,8 @@ def _no_fault(report: AuditReport) -> Iterator[Row]:
 def _missing(report: AuditReport) -> Iterator[Row]:
     items = report.verdict.pass_blockers
     for item in items[:3]:
-        yield Row("Missing", item, 3)
+        names, _, rest = item.partition(": ")
+        yield Row("Missing", item, 3, [rest] if rest and _BROKEN.search(names) else [])
     if len(items) > 3:
         yield Row("Missing", f"and {len(items) - 3} more")
 
@@ -709,23 +742,17 @@ def _tally(topic: Topic | None, checks: list[CheckResult]) -> str:
     return f"{name} {fine}/{len(statuses)}{sign}"
 
 
-def _not_examined(report: AuditReport, lines: int) -> str:
-    """Return which checks did not run, in at most ``lines`` lines if that is possible."""
+def _not_examined(report: AuditReport) -> list[str]:
+    """Return which checks did not run, the longest text first."""
     left = [check for check in report.checks if check.status == "not_run"]
     names = list(dict.fromkeys(lower(title_of(check.name)) for check in left))
     before = [str(c.evidence["before"]) for c in report.checks if "before" in c.evidence]
     names += ["what is before the step"] * bool(before)
     if not names:
-        return "no check was left out" if report.checks else "everything"
+        return ["no check was left out" if report.checks else "everything"]
     reasons = {check.message for check in left} | {*before}
     why = f" ({next(iter(reasons))})" if len(reasons) == 1 else ""
-    for reason in (why, ""):
-        for count in range(len(names), 0, -1):
-            text = f"{first_of(names, count)}{reason}"
-            whole = not reason or count == len(names)
-            if len(textwrap.wrap(text, _ROOM)) <= lines and whole:
-                return text
-    return text
+    return [f"{', '.join(names)}{why}", *fewer(names)]
 
 
 def _percent(probability: float) -> str:

@@ -84,7 +84,8 @@ class LikelyFault:
         evidence: the numbers that support it.
         place: where it was seen.
         consequences: names of the other violated checks that it explains.
-        headline: what is wrong, in a few words without numbers; empty in earlier reports.
+        headline: what is wrong, in a few words, with its size if that is known as an interval;
+            empty in earlier reports.
         seen: the end of ``sentence`` that says what was measured; empty if nothing was.
     """
 
@@ -199,7 +200,10 @@ def describe(verdict: Verdict) -> str:
     holds = f"; {verdict.holds}" if verdict.holds else ""
     lines = [f"{outcome_in_words(verdict)}{holds}: {verdict.summary}"]
     if verdict.fault:
-        lines.append(f"Likely fault: {verdict.fault}")
+        seen = verdict.root.seen if verdict.root else ""
+        known = seen.removeprefix("the noise is ") in verdict.summary
+        fault = verdict.fault.removesuffix(f": {seen}") if known else verdict.fault
+        lines.append(f"Likely fault: {fault}")
     if root := verdict.root:
         lines += _details(root, verdict.advice)
         lines += [
@@ -230,7 +234,8 @@ class HasVerdict:
 
 def _details(root: LikelyFault, advice: str) -> list[str]:
     """What is known of the root, each in a line if there is anything to say."""
-    known = {k: v for k, v in root.evidence.items() if v not in ("", None)}
+    said = ("noise_ratio", "noise_ratio_upper") if "noise_ratio" in root.evidence else ()
+    known = {k: v for k, v in root.evidence.items() if v not in ("", None) and k not in said}
     parts = {
         "Where": _in_words(replace(root.place, code=())),
         "Code": ", ".join(place.pointer for place in root.place.code),
@@ -275,8 +280,7 @@ def _from_one(name: str, value: Any) -> Any:
 def _shown(value: Any) -> str:
     """A number in three digits, the first five entries of a table."""
     if isinstance(value, Mapping):
-        cells = [f"{name} {_shown(item)}" for name, item in list(value.items())[:5]]
-        return f"({', '.join(cells)}{', ...' if len(value) > 5 else ''})"
+        return f"({first_of([f'{name} {_shown(item)}' for name, item in value.items()])})"
     if isinstance(value, list | tuple):
         return ", ".join(_shown(item) for item in value)
     return f"{value:.3g}" if isinstance(value, float) else str(value)
@@ -723,18 +727,23 @@ class _EndedByVerdict(Exception):
 
     Args:
         report: the audit's report.
+        path: where it was saved; None if it was not.
     """
 
-    def __init__(self, report: AuditReport) -> None:
-        measured = visible(measured_words(report))
-        text = describe(report.verdict) + (measured and f"\nMeasured: {measured}")
-        root = report.verdict.root
-        super().__init__(text + (f"\nMore: {section_of(root.finding)}" if root else ""))
-        self.report = report
+    def __init__(self, report: AuditReport, path: str | os.PathLike[str] | None = None) -> None:
+        lines = [describe(report.verdict)]
+        if measured := measured_words(report):
+            lines.append(f"Measured: {visible(measured)}")
+        if root := report.verdict.root:
+            lines.append(f"More: {section_of(root.finding)}")
+        if path is not None:
+            lines.append(f"Report: lightning-audit show {visible(os.fspath(path))}")
+        super().__init__("\n".join(lines))
+        self.report, self.path = report, path
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Spawned processes hand their exceptions over as pickles.
-        return type(self), (self.report,)
+        return type(self), (self.report, self.path)
 
 
 class PrivacyViolation(_EndedByVerdict):
@@ -769,6 +778,10 @@ class ClaimUsedUp(RuntimeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.report,)
+
+
+#: Errors that a front end raises at a training's end.
+OF_VERDICTS = (PrivacyViolation, InconclusiveAudit, ClaimUsedUp)
 
 
 # --- What is raised where a training cannot be audited; a front end translates it into its own.

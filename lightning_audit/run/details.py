@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from lightning_audit.hooks.boundary import where
 from lightning_audit.results.audit_report import (
     AuditReport,
     CheckResult,
+    LikelyFault,
     OperatingPoint,
     items_words,
 )
@@ -33,7 +35,7 @@ from lightning_audit.results.report_details import (
 from lightning_audit.run.measured import measured_epsilon
 from lightning_audit.run.run_facts import RunFacts
 from lightning_audit.stats.binomial import clopper_pearson_lower, clopper_pearson_upper
-from lightning_audit.stats.noise_tests import limits_of_each
+from lightning_audit.stats.noise_tests import ONE_SIDED, interval_in_words, limits_of_each
 from lightning_audit.stats.tradeoff import GaussianTradeoff
 
 _log = logging.getLogger(__name__)
@@ -312,19 +314,30 @@ def filled(report: AuditReport, run: RunFacts) -> AuditReport:
 
 
 def _faults(report: AuditReport, run: RunFacts) -> dict[str, Any]:
-    """Return the verdict with headlines of its faults and places in the user's code."""
-    known = headlines() if report.verdict.faults else {}
-    faults = tuple(
-        replace(
-            fault,
-            headline=known.get(fault.name) or REGISTRY[fault.finding].heading(failed=True),
-        )
-        for fault in report.verdict.faults
+    """Return the verdict with headlines of its faults and places in the user's code.
+
+    Where the size of a fault is known as an interval, headline, summary and check say that one.
+    """
+    verdict, faults = report.verdict, list[LikelyFault]()
+    known = headlines() if verdict.faults else {}
+    sizes = defaultdict[tuple[str, str], str](lambda: r"\g<0>")  # leaves a text as it is
+    for fault in verdict.faults:
+        words = known.get(fault.name) or REGISTRY[fault.finding].heading(failed=True)
+        if interval := fault.evidence.get("noise_ratio"):
+            size = sizes[fault.finding, fault.place.optimizer] = interval_in_words(*interval)
+            words += f", {size.partition(' (')[0]}"
+        faults.append(replace(fault, headline=words))
+    checks = tuple(
+        replace(one, message=ONE_SIDED.sub(sizes[one.name, one.optimizer], one.message))
+        for one in report.checks
     )
-    verdict = replace(report.verdict, faults=faults)
+    summary = verdict.summary
+    if root := verdict.root:
+        summary = ONE_SIDED.sub(sizes[root.finding, root.place.optimizer], summary)
+    verdict = replace(verdict, faults=tuple(faults), summary=summary)
     if run.code:
         verdict = run.code.in_verdict(verdict, source=run.config.source_in_report)
-    return {"verdict": verdict}
+    return {"verdict": verdict, "checks": checks}
 
 
 def _thresholds(report: AuditReport, run: RunFacts) -> dict[str, Any]:

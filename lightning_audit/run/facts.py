@@ -138,6 +138,8 @@ class FrontEnd:
     accumulated: int = 1
     #: Whether the training was asked to stop.
     stopped: bool = False
+    #: Whether the user's call that shows a violation raises it.
+    raises: bool = False
 
     def steps_left(self) -> int | None:
         """Return how many steps each optimizer is planned to take from now on; None if unknown."""

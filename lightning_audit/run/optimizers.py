@@ -579,7 +579,7 @@ def _stated_twice(
 
 def label_of(step: DPSGDStep, number: int) -> str:
     """Return the label of one of several private optimizers: its number and first parameter."""
-    more = ", ..." if len(step.layout) > 1 else ""
+    more = " and others" if len(step.layout) > 1 else ""
     return f"optimizer {number} (`{step.layout[0].name}`{more})"
 
 

@@ -183,7 +183,7 @@ class Stopping:
         self.counts = budget.counts
 
     def respond(self, report: AuditReport | None) -> None:
-        """Show the state, log the first violation, and stop if configured.
+        """Show the state, log the first violation if it is not raised now, and stop if configured.
 
         Args:
             report: the current report; None if nothing was evaluated.
@@ -194,7 +194,7 @@ class Stopping:
         self._front.show(report)
         if report.verdict.outcome != "VIOLATION":
             return
-        if not self.told and run.ranks.is_first:
+        if not self.told and not self._front.raises and run.ranks.is_first:
             stops = "; the training stops" if self._ends and not run.trial else ""
             _log.error("privacy audit: %s%s", status_line(report), stops)
         self.told = True
@@ -293,32 +293,50 @@ def send(run: AuditRun, loggers: Sequence[Any], step: int, name: str) -> None:
         view(run, "sending the report to the loggers", sent)
 
 
-def tell(run: AuditRun, on_violation: str, *, verbose: bool = False) -> None:
-    """Print the report, and raise the error of its verdict if configured.
+def tell(run: AuditRun, *, verbose: bool = False, ends: bool = True) -> Exception | None:
+    """Print the report, unless the error of its verdict says the same, and return that error.
 
     All processes wait until the report is printed, because the end of one may end all of them.
 
     Args:
-        run: of the report; a fast_dev_run raises nothing.
-        on_violation: see `PrivacyAudit`.
+        run: of the report; a fast_dev_run has no error.
+        verbose: see `PrivacyAudit`.
+        ends: whether the error ends the training, which may have ended by another one.
+    """
+    if run.report is None:
+        return None
+    run.ranks.meet()  # detects an audit that failed after the report was written
+    ends = ends and not run.trial
+    error = error_of(run.report, run.config, run.files) if ends else None
+    run.ranks.from_first(lambda: show(run, error, verbose=verbose))
+    return error
+
+
+def tell_failed(audit: Any, *, ends: bool, verbose: bool = False) -> Exception | None:
+    """Do the same after a failure of the audit, of whose processes the others may have left.
+
+    Args:
+        audit: the front end's object, after `close_failed`.
+        ends: see `tell`.
         verbose: see `PrivacyAudit`.
     """
-    report = run.report
-    if report is None:
-        return
-    run.ranks.meet()  # detects an audit that failed after the report was written
-    run.ranks.from_first(lambda: show(run, verbose=verbose))
-    if not run.trial:
-        raise_for(report, on_violation, run.config)
+    run, report = audit._run, audit.report
+    error = error_of(report, audit.config, run and run.files) if ends else None
+    if run is not None and run.ranks.is_first:
+        show(run, error, verbose=verbose)
+    return error
 
 
-def show(run: AuditRun, *, verbose: bool = False) -> None:
+def show(run: AuditRun, error: Exception | None = None, *, verbose: bool = False) -> None:
     """Print the report and its path; a fast_dev_run writes none and previews a whole training.
 
     Args:
         run: of the report.
+        error: that is raised next; one of a verdict says what a summary would.
         verbose: whether to print every check instead of the summary.
     """
+    if isinstance(error, PrivacyViolation | InconclusiveAudit) and not verbose:
+        return
 
     def printed() -> None:
         report, files = run.report, run.files
@@ -346,21 +364,27 @@ def warn_of_end(run: AuditRun | None, *, known: bool = False) -> None:
     _log.warning("privacy audit: %s; report: %s", verdict, path)
 
 
-def raise_for(report: AuditReport, on_violation: str, config: AuditConfig) -> None:
-    """Raise the error of a verdict, or of a claim that is used up, if its setting is "raise".
+def error_of(
+    report: AuditReport, config: AuditConfig, files: ReportFiles | None = None
+) -> Exception | None:
+    """Return the error of a verdict, or of a claim that is used up, if its setting is "raise".
 
-    Raises:
-        PrivacyViolation: the verdict is VIOLATION.
-        ClaimUsedUp: the claim ended the training.
-        InconclusiveAudit: the verdict is INCONCLUSIVE.
+    Args:
+        report: of the training.
+        config: of the audit.
+        files: of the training; None if they are not known.
+
+    Returns:
+        `PrivacyViolation`, `ClaimUsedUp` or `InconclusiveAudit`; None if nothing is to be raised.
     """
-    outcome = report.verdict.outcome
-    if outcome == "VIOLATION" and on_violation == "raise":
-        raise PrivacyViolation(report)
+    outcome, path = report.verdict.outcome, files.shown(REPORT_NAME) if files else None
+    if outcome == "VIOLATION" and config.on_violation == "raise":
+        return PrivacyViolation(report, path)
     if report.claim_ended_it and config.on_budget == "raise":
-        raise ClaimUsedUp(report)
+        return ClaimUsedUp(report)
     if outcome == "INCONCLUSIVE" and config.on_inconclusive == "raise":
-        raise InconclusiveAudit(report)
+        return InconclusiveAudit(report, path)
+    return None
 
 
 def _add_note(run: AuditRun, sentence: str) -> None:

@@ -9,6 +9,7 @@ independent and normal, with a standard deviation of at least 1.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -314,6 +315,12 @@ def interval_in_words(lower: float | None, upper: float, at: str = "at any stop"
         f"at most {rounded_up(upper):g} times the stated ({level} confidence {at}, for "
         "Gaussian noise)"
     )
+
+
+#: An upper end alone, as `interval_in_words` says it.
+ONE_SIDED = re.compile(
+    r"at most \S+ times the stated \([^)]*\)|smaller than stated, by an amount [a-z ]* known yet"
+)
 
 
 def rounded_up(value: float) -> float:

@@ -301,7 +301,7 @@ def test_long_places_and_tables_are_cut_to_five():
     fault = LikelyFault("a", "b", "c", "", {"r": dict.fromkeys(names, 0.5)}, Place(names))
     told = describe(Verdict("VIOLATION", None, "s", faults=(fault,)))
     assert "  Where: `w0`, `w1`, `w2`, `w3`, `w4` and 2 more\n" in told
-    assert told.endswith("  Evidence: r (w0 0.5, w1 0.5, w2 0.5, w3 0.5, w4 0.5, ...)")
+    assert told.endswith("  Evidence: r (w0 0.5, w1 0.5, w2 0.5, w3 0.5, w4 0.5 and 2 more)")
 
 
 def test_the_exit_codes_are_those_of_the_documented_gate():

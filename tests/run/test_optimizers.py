@@ -180,7 +180,7 @@ def test_both_models_are_what_they_would_be(tmp_path, kind):
 def test_half_noise_of_the_second_is_found_and_the_optimizer_is_named(audited):
     module = TwoNets(faults=(None, HalfNoise), hidden=HIDDEN)
     report = audited(module, on_violation="warn", steps=80)
-    label = "optimizer 2 (`net.critic.0.weight`, ...): "
+    label = "optimizer 2 (`net.critic.0.weight` and others): "
     assert label in report.verdict.summary
     wrong = [c for c in report.checks if c.status == "violated"]
     assert any(c.name == "noise" for c in wrong)
