@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -320,24 +319,24 @@ def _faults(report: AuditReport, run: RunFacts) -> dict[str, Any]:
     """
     verdict, faults = report.verdict, list[LikelyFault]()
     known = headlines() if verdict.faults else {}
-    sizes = defaultdict[tuple[str, str], str](lambda: r"\g<0>")  # leaves a text as it is
+    sizes = dict[tuple[str, str], str]()
     for fault in verdict.faults:
         words = known.get(fault.name) or REGISTRY[fault.finding].heading(failed=True)
         if interval := fault.evidence.get("noise_ratio"):
             size = sizes[fault.finding, fault.place.optimizer] = interval_in_words(*interval)
             words += f", {size.partition(' (')[0]}"
         faults.append(replace(fault, headline=words))
-    checks = tuple(
-        replace(one, message=ONE_SIDED.sub(sizes[one.name, one.optimizer], one.message))
-        for one in report.checks
-    )
-    summary = verdict.summary
-    if root := verdict.root:
-        summary = ONE_SIDED.sub(sizes[root.finding, root.place.optimizer], summary)
-    verdict = replace(verdict, faults=tuple(faults), summary=summary)
+    verdict, checks = replace(verdict, faults=tuple(faults)), [*report.checks]
+    for i, check in enumerate(checks):
+        if size := sizes.get((check.name, check.optimizer), ""):
+            said, replaced = ONE_SIDED.subn(size, check.message)
+            said += "" if replaced else f": the noise is {size}"
+            checks[i] = replace(check, message=said)
+            if verdict.root and verdict.root.finding == check.name:
+                verdict = replace(verdict, summary=verdict.summary.replace(check.message, said))
     if run.code:
         verdict = run.code.in_verdict(verdict, source=run.config.source_in_report)
-    return {"verdict": verdict, "checks": checks}
+    return {"verdict": verdict, "checks": tuple(checks)}
 
 
 def _thresholds(report: AuditReport, run: RunFacts) -> dict[str, Any]:
