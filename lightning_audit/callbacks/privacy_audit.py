@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lightning_audit._validate import end_at_user
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks import outcome
 from lightning_audit.callbacks._namespaces import (
@@ -393,7 +394,7 @@ class PrivacyAudit(OneFit):
     ) -> None:
         """Remove all hooks after an exception, and close report and record properly."""
         if isinstance(exception, OF_VERDICTS):
-            _validate.end_at_user(exception)
+            end_at_user(exception)
         run.ranks.part()  # other processes may be elsewhere, or may have ended
         if run.optimizers.attached and not self._ended:
             run.break_off(f"the training broke off with {type(exception).__name__}")

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 import torch
 
+from lightning_audit._validate import end_at_user
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
@@ -133,7 +134,7 @@ def attach(
         audit = Audit(AuditConfig.of_arguments(attach, given), given)
         audit._start()
     except _DELIBERATE as error:
-        _validate.end_at_user(error)
+        end_at_user(error)
         raise
     except Exception as error:  # the audit's own; within `_start` it is caught there
         audit = cast("Audit", Unattached(config_anyhow(attach, given), Path(report_dir), error))

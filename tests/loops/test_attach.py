@@ -152,6 +152,7 @@ def test_what_a_step_shows_is_raised_by_the_users_own_step(tmp_path):
     frames = traceback.extract_tb(raised.__traceback__)
     (*_, users) = [one for one in frames if one.filename == plain_loops.__file__]
     assert "optimizer.step()" in users.line
+    assert [one for one in frames if "/lightning_audit/" in one.filename] == []
 
 
 def test_half_the_noise_of_ghost_clipping_is_found(tmp_path):

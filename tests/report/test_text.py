@@ -17,6 +17,7 @@ from made_report import made_report
 from page_reports import of_outcome
 from rich.cells import cell_len
 
+from lightning_audit.checks.check import DECLARED
 from lightning_audit.report import text as texts
 from lightning_audit.results.audit_report import (
     SAME_FACTOR,
@@ -147,6 +148,26 @@ def test_names_in_wide_letters_keep_the_summary_within_its_columns():
     verdict = dataclasses.replace(report().verdict, faults=(root,))
     out = printed("terminal", report(verdict=verdict), show=texts.print_summary)
     assert max(map(cell_len, out.splitlines())) <= 80
+
+
+def test_what_does_not_fit_is_left_out_in_whole_clauses():
+    for check in DECLARED.values():
+        words = (
+            f"{check.name}: {check.look_at} (or not, then); {check.meaning}, and {check.look_at}"
+        )
+        root = dataclasses.replace(report().verdict.faults[0], seen=words, look_at=words)
+        verdict = dataclasses.replace(
+            report().verdict, faults=(root,), summary=words, pass_blockers=(words,) * 3
+        )
+        rows = texts.summary_rows(report(verdict=verdict, notes=(words,)), PATH)
+        ends = [row.lines[-1] for row in rows]
+        assert [end for end in ends if end.endswith(("...", ":", ";", ",", "("))] == []
+
+
+def test_a_clause_is_not_left_open():
+    text = "too little noise (99 %, for one ratio), in every tensor: half of it, at least"
+    short = [texts.shortened(text, lambda s, n=n: len(s) <= n) for n in (80, 60, 35)]
+    assert short == [text, text.partition(":")[0], "too little noise, in every tensor"]
 
 
 # --- Names and numbers of a report in a few characters.
