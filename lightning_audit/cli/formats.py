@@ -712,7 +712,9 @@ def _results(one: Checked) -> Iterator[dict[str, Any]]:
 def _sarif_result(one: Checked, finding: Finding) -> dict[str, Any]:
     levels = {"violated": "error", "undecided": "warning", "allowed": "error"}
     status = finding.result.status
-    parts = f"{finding.title}.", f"{finding.result.message}.", look_at_sentence(finding.look_at)
+    known = DECLARED[finding.result.name].heading(failed=True)  # the rule says it
+    title = "" if finding.title == known else f"{finding.title}."
+    parts = title, f"{finding.result.message}.", look_at_sentence(finding.look_at)
     text = " ".join(filter(None, parts))
     result = _result(one, finding.result.name, text, levels.get(status, "note"), finding)
     result["properties"].update(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import math
 import os
 import random
@@ -281,7 +282,7 @@ _ENDS = (
 _IN_BRACKETS = re.compile(r" \([^()]*\)")
 #: No whole clauses: few words after another one, such as a label; names; a conjunction at the end.
 _BROKEN = re.compile(
-    r"([.;:] |^)([^ ]+ ){0,2}[^ ]+$|^\S+(, \S+)*$|\b(and|or|that|which|by|of|in|than)$"
+    r"([.;:] ([^ ]+ ){0,2}|^([^ ]+ )?)[^ ]+$|^\S+(, \S+)*$|\b(and|or|that|which|than)$"
 )
 
 
@@ -293,7 +294,7 @@ def shortened(text: str, fits: Callable[[str], bool]) -> str:
         'the noise is half of the stated'
     """
     bare = _IN_BRACKETS.sub("", text)
-    for said, ends in ((text, _ENDS[0]), (bare, _ENDS[0]), (text, _ENDS[1])):
+    for ends, said in itertools.product(_ENDS, (text, bare)):
         if fits(said):
             return said
         for end in reversed(list(ends.finditer(said))):

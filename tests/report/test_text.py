@@ -167,7 +167,11 @@ def test_what_does_not_fit_is_left_out_in_whole_clauses():
 def test_a_clause_is_not_left_open():
     text = "too little noise (99 %, for one ratio), in every tensor: half of it, at least"
     short = [texts.shortened(text, lambda s, n=n: len(s) <= n) for n in (80, 60, 35)]
-    assert short == [text, text.partition(":")[0], "too little noise, in every tensor"]
+    assert short == [text, text.partition(":")[0], "too little noise"]
+    text = "it is unknown whether the loader (name it) draws Poisson batches; if so, say it"
+    assert texts.shortened(text, lambda s: len(s) <= 60) == (
+        "it is unknown whether the loader draws Poisson batches"
+    )
 
 
 # --- Names and numbers of a report in a few characters.
