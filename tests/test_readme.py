@@ -36,8 +36,8 @@ def digits():
     yield from example("digits")
 
 
-def test_readme_has_at_most_two_hundred_lines():
-    assert len(TEXT.splitlines()) <= 200
+def test_readme_has_at_most_one_hundred_eighty_lines():
+    assert len(TEXT.splitlines()) <= 180
 
 
 def test_readme_is_read_by_the_linter_of_english_which_finds_nothing(capsys):

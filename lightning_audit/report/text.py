@@ -857,9 +857,10 @@ def _epsilon_lines(report: AuditReport) -> list[str]:
     if report.claimed_epsilon is not None and not report.claim_holds:
         source += f" (not known to hold with {by} allowed)"
     readings = "readings" if report.trainings is None else "coins, at any look"
+    how = "PLD, holds" if by else "composed from the steps, PLD"
     numbers = {
         f"claimed {{}}{source}": report.claimed_epsilon,
-        f"spent {{}} ({'holds' if by else 'composed from the steps, PLD'})": report.epsilon_spent,
+        f"spent {{}} ({how})": report.epsilon_spent,
         f"proved at least {{}} (from the {readings})": report.epsilon_lower,
         **({} if report.trainings else {"at the planned end at least {}": end}),
         "not excluded up to {}": report.epsilon_not_excluded,

@@ -539,7 +539,7 @@ def test_a_check_from_outside_is_in_report_docs_gate_and_state(site, trained):
     assert found["steps.counted"]["message"] == "some steps have noise"
     assert found["steps.counted"]["evidence"] == {"steps": 8}
     assert found["noise.median"]["share"] > 0
-    assert "| `noise.median` | Median of the noise | Noise is not centered |" in trained
+    assert "| [`noise.median`](#noise.median) | Median of the noise |" in trained
     # A training of a few steps is inconclusive; the gate reads and judges it.
     assert "\nINCONCLUSIVE: no check failed" in trained
     assert f"exit code {EXIT_CODES['INCONCLUSIVE']}" in trained
