@@ -169,7 +169,7 @@ _MODULES: Mapping[str, str] = {
 #: What each command does. The module of its name has `add_arguments` and `run`. `run` returns the
 #: text to print, or an exit code, and raises `Refused` if a file or an argument is wrong.
 _COMMANDS: Mapping[str, str] = {
-    "plan": "whether a training can be audited, and what that takes, without training",
+    "plan": "whether a training can be audited, and what that takes, by a few steps",
     "check": "show reports; exit code 0 for PASS, 1 for VIOLATION, 2 for INCONCLUSIVE",
     "report": "write reports as HTML pages, with an index for a folder",
     "card": "the privacy card of a training: what standards ask, from its report and its owner",
