@@ -25,7 +25,6 @@ from contextvars import ContextVar
 from typing import Any
 
 from lightning_audit._validate import BadArgument, end_at_user
-from lightning_audit.record.store import OTHERS
 
 # --- Measures the time that the audit's own code takes within a training.
 
@@ -209,6 +208,8 @@ def where(error: BaseException) -> tuple[str, int]:
     if isinstance(error, FailedElsewhere):
         return error.args
     place, line = "an unknown place", 0
+    from lightning_audit.record.store import OTHERS  # loads numpy
+
     for frame, number in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__", ""))
         if module.startswith(f"{_PACKAGE}."):

@@ -346,7 +346,7 @@ def test_examinations_have_questions_and_findings_and_no_counts(correct, faulty)
 
 def test_a_fault_has_its_headline_and_the_code_to_look_at(faulty):
     root = faulty.verdict.faults[0]
-    assert root.headline == headlines()[root.name]
+    assert root.headline.startswith(f"{headlines()[root.name]}, 0.")
     (place,) = root.place.code
     first = line_of("def add_noise")
     assert (place.file, place.name) == (HERE, "HalfOfTheNoise.add_noise")

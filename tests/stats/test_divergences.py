@@ -224,7 +224,7 @@ def test_many_coordinates_of_nearly_one_scale_tend_to_gaussian_dp_as_their_root(
 
 def test_the_table_of_the_page_is_computed():
     page = (DOCS / "design-decisions.md").read_text()
-    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\S+) \|$", page, re.M)
+    rows = re.findall(r"^\| (\d+), (\d+) \| (\d+), (\d+) \| (\S+) \|$", page, re.M)
     assert len(rows) == 5
     for *numbers, printed in rows:
         divisor, other, parameters, steps = map(int, numbers)
