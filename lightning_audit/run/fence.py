@@ -438,11 +438,11 @@ class Fence:
         call = _Call(getattr(owner, hook), self, hook, f"{hook} of {name}", trusted)
         self._handles.append(Installed(owner, hook, call))
 
-    def begin_hook(self, hook: str) -> contextlib.AbstractContextManager[Any]:
-        """Begin a hook: what has changed so far is not its work; return a context to run it in."""
+    def begin_hook(self, hook: str) -> contextlib.ExitStack:
+        """Begin a hook: what has changed so far is not its work; return what to close after it."""
         self._depth += 1
         if self._depth > 1:
-            return contextlib.nullcontext()
+            return contextlib.ExitStack()
         if hook in _OF_STEP:
             if hook == _OF_STEP[0]:
                 self.start_batch()
@@ -843,7 +843,8 @@ class _Call:
 
     def __post_init__(self) -> None:
         functools.update_wrapper(self, self.own)
-        self.begin = entry(self.fence.begin_hook, lambda *_: contextlib.nullcontext())
+        self.begin = entry(self.fence.begin_hook, lambda *_: contextlib.ExitStack())
+        self.leave = entry(contextlib.ExitStack.close, contextlib.ExitStack.close)
         self.end = entry(self.fence.end_hook)
 
     def __reduce__(self) -> Any:
@@ -853,10 +854,11 @@ class _Call:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.fence.watches:
             return self.own(*args, **kwargs)
+        entered = self.begin(self.event)
         try:
-            with self.begin(self.event):
-                return self.own(*args, **kwargs)
+            return self.own(*args, **kwargs)
         finally:
+            self.leave(entered)
             self.end(self.event, self.name, self.trusted)
 
 

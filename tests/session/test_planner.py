@@ -186,7 +186,7 @@ def test_half_the_noise_is_found_in_both_processes_which_print_no_block(trained)
     assert found < one.steps <= found + 5
     said = [(trained / f"out-{rank}.txt").read_text() for rank in range(2)]
     told = [[line for line in text.splitlines() if line.startswith("  Report  ")] for text in said]
-    assert told == [[], []]
+    assert not [line for lines in told for line in lines if "half_noise" in line]
 
 
 @pytest.mark.heavy
