@@ -291,7 +291,7 @@ def shortened(text: str, fits: Callable[[str], bool]) -> str:
 
     Example:
         >>> shortened("the noise is half of the stated (99 %), or less", lambda t: len(t) < 40)
-        'the noise is half of the stated'
+        'the noise is half of the stated (99 %)'
     """
     bare = _IN_BRACKETS.sub("", text)
     for ends, said in itertools.product(_ENDS, (text, bare)):
