@@ -18,13 +18,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lightning_audit.checks.check import (
-    DECLARED,
-    QUESTIONS,
-    REGISTRY,
-    Topic,
-    headlines,
-)
+from lightning_audit.checks.check import DECLARED, QUESTIONS, REGISTRY, Topic, headlines
 from lightning_audit.files import visible
 from lightning_audit.results.audit_report import (
     SAME_FACTOR,
