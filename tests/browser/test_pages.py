@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from browser_pages import Shown, chromium
+from browser_pages import Shown
 from browser_trainings import LONG, MANY, TRAININGS, train, train_many
 
 from lightning_audit.card import FACTS
@@ -38,12 +38,6 @@ def pages(tmp_path_factory):
     page = str(beside / "report.html")
     assert main.main(["report", str(reports["correct"]), "--css", "beside", "-o", page]) == 0
     return into
-
-
-@pytest.fixture(scope="session")
-def browser():
-    with chromium() as started:
-        yield started
 
 
 #: What a page looks like on a phone and in the other scheme change apart from each other.
